@@ -268,11 +268,11 @@ tilemoe_status tilemoe_backward(const tilemoe_experts* experts, const tilemoe_ba
 
 namespace tilemoe {
 
-Backend& cpu_backend() {
+const Backend& cpu_backend() {
   return cpu::backend();
 }
 
-Backend& backend_for(tilemoe_device device) {
+const Backend& backend_for(tilemoe_device device) {
   TILEMOE_CHECK(device == TILEMOE_CPU || device == TILEMOE_CUDA,
                 "device is " << static_cast<int>(device) << ", expected cpu (0) or cuda (1)");
   return device == TILEMOE_CUDA ? cuda::backend() : cpu_backend();

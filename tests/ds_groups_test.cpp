@@ -50,25 +50,25 @@ TEST_P(DsGroups, AreSumsOver64ColumnsEach) {
   constexpr float kUntouched = -1e6f;
   std::vector<float> partial(static_cast<size_t>((groups + 1) * kRows), kUntouched);
   const int32_t offsets[] = {0, kRows};
-  Backend& backend = cpu_backend();
+  const Backend& backend = cpu_backend();
   const size_t bytes =
-      backend.scratch_bytes(Step::kActivationGradient, experts, {.capacity = kRows});
+      backend.steps.activation_gradient.scratch_bytes(experts, {.capacity = kRows});
   std::vector<double> scratch(bytes / sizeof(double) + 1);
   tilemoe_tensor expert_W2 = matrix(W2, kDepth, n);
   expert_W2.ndim = 3;
   std::copy_backward(expert_W2.shape, expert_W2.shape + 2, expert_W2.shape + 3);
   std::copy_backward(expert_W2.stride, expert_W2.stride + 2, expert_W2.stride + 3);
   expert_W2.shape[0] = 1, expert_W2.stride[0] = kDepth * n;
-  backend.activation_gradient({.experts = &experts,
-                               .rows = {.E = 1, .capacity = kRows, .offsets = offsets},
-                               .dO = matrix(dO, kRows, kDepth),
-                               .W2 = expert_W2,
-                               .H = matrix(H, kRows, n),
-                               .dH = {},
-                               .A_scaled = matrix(A_scaled, kRows, n),
-                               .ds_partial = partial.data(),
-                               .scratch = {scratch.data(), bytes},
-                               .stream = nullptr});
+  backend.steps.activation_gradient.run({.experts = &experts,
+                                         .rows = {.E = 1, .capacity = kRows, .offsets = offsets},
+                                         .dO = matrix(dO, kRows, kDepth),
+                                         .W2 = expert_W2,
+                                         .H = matrix(H, kRows, n),
+                                         .dH = {},
+                                         .A_scaled = matrix(A_scaled, kRows, n),
+                                         .ds_partial = partial.data(),
+                                         .scratch = {scratch.data(), bytes},
+                                         .stream = nullptr});
   std::vector<float> expected(partial.size(), kUntouched);
   std::fill_n(expected.begin(), groups * kRows, 0.f);
   for (int64_t row = 0; row < kRows; ++row)

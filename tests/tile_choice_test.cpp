@@ -23,8 +23,8 @@ constexpr double kBar = 1.03;
 constexpr Variant kSwiGLU{.activations = Activations::kSwiGLU};
 constexpr Variant kSwiGLUBackward{.weights = Major::kMN, .activations = Activations::kSwiGLU};
 
-Tiles tiles_of(GemmName gemm, const Variant& variant) {
-  const Tiles tiles({gemm, ArchName::kSm90, variant});
+std::span<const TileConfiguration> tiles_of(GemmName gemm, const Variant& variant) {
+  const auto tiles = cuda::tiles_of({gemm, ArchName::kSm90, variant});
   EXPECT_FALSE(tiles.empty());
   return tiles;
 }

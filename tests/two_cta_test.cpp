@@ -3,33 +3,21 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "tilemoe/error.h"
 
 namespace tilemoe::cuda::sm100 {
 namespace {
 
-class Pairs : public testing::Test {
- protected:
-  void SetUp() override { unsetenv("TILEMOE_2CTA"); }
-  void TearDown() override { unsetenv("TILEMOE_2CTA"); }
-  static bool requested_by(const char* value) {
-    setenv("TILEMOE_2CTA", value, 1);
-    return requests_2cta();
-  }
-};
-
-TEST_F(Pairs, AreUsedOnRequest) {
-  EXPECT_FALSE(requests_2cta());
-  EXPECT_FALSE(requested_by(""));
-  EXPECT_FALSE(requested_by("0"));
-  EXPECT_TRUE(requested_by("1"));
+TEST(TwoCta, IsUsedOnRequest) {
+  EXPECT_FALSE(requests_2cta(nullptr));
+  EXPECT_FALSE(requests_2cta(""));
+  EXPECT_FALSE(requests_2cta("0"));
+  EXPECT_TRUE(requests_2cta("1"));
 }
 
-TEST_F(Pairs, AreNotRequestedByOtherValues) {
+TEST(TwoCta, IsNotRequestedByOtherValues) {
   for (const char* value : {"yes", "2", "01", " 1"})
-    EXPECT_THROW(requested_by(value), Error) << value;
+    EXPECT_THROW(requests_2cta(value), Error) << value;
 }
 
 }  // namespace

@@ -40,8 +40,10 @@ ScratchSizes sizes_of(const Layer& layer) {
   return {.capacity = layer.T * layer.K, .rows_of_an_expert = rows_of_an_expert(spec)};
 }
 
-int32_t splits(Step step, const Layer& layer, int sms = kH100) {
-  return weight_gradient_splits(step, experts_of(layer), sizes_of(layer), sms);
+using SplitsOf = int32_t (*)(const tilemoe_experts&, const ScratchSizes&, int sms);
+
+int32_t splits(SplitsOf of, const Layer& layer, int sms = kH100) {
+  return of(experts_of(layer), sizes_of(layer), sms);
 }
 
 // Layers whose experts cannot be long: no token chooses an expert twice.
@@ -49,27 +51,27 @@ TEST(WeightGradientSplits, NoneIfNoExpertCanBeLong) {
   const Layer wide{.T = 8192, .d = 2048, .n = 3072, .E = 8, .K = 2};
   const Layer small_M{.T = 2048, .d = 2048, .n = 768, .E = 128, .K = 8};
   for (const Layer& layer : {wide, small_M}) {
-    EXPECT_EQ(splits(Step::kWeightGradient1, layer), 0) << layer.T;
+    EXPECT_EQ(splits(weight_gradient_1_splits, layer), 0) << layer.T;
     EXPECT_LT(ExpertRanks::bytes(layer.E, 0), size_t{1} << 16);
   }
   // If ids may repeat within a token, or rows come from elsewhere, an expert can be long.
   for (const tilemoe_routing_kind kind : {TILEMOE_ROUTING_GENERAL, TILEMOE_ROUTING_GROUPED})
     for (Layer layer : {wide, small_M}) {
       layer.kind = kind;
-      EXPECT_EQ(splits(Step::kWeightGradient1, layer), kEveryCluster) << layer.T;
+      EXPECT_EQ(splits(weight_gradient_1_splits, layer), kEveryCluster) << layer.T;
     }
   Layer rounded = wide;
   rounded.kind = TILEMOE_ROUTING_ROUNDED;
-  EXPECT_EQ(splits(Step::kWeightGradient1, rounded), 0);
+  EXPECT_EQ(splits(weight_gradient_1_splits, rounded), 0);
 }
 
 TEST(WeightGradientSplits, AllIfOneCanBeLong) {
   const Layer fine{.T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8};  // 7b-n256
-  EXPECT_EQ(splits(Step::kWeightGradient1, fine), kEveryCluster);
-  EXPECT_EQ(splits(Step::kWeightGradient2, fine), kEveryCluster);
+  EXPECT_EQ(splits(weight_gradient_1_splits, fine), kEveryCluster);
+  EXPECT_EQ(splits(weight_gradient_2_splits, fine), kEveryCluster);
   EXPECT_EQ(ExpertRanks::bytes(0, kEveryCluster) >> 20, 33u);
   const Layer one{.T = 8192, .d = 2048, .n = 3072, .E = 1, .K = 1, .activation = TILEMOE_SILU};
-  EXPECT_EQ(splits(Step::kWeightGradient2, one), kEveryCluster);
+  EXPECT_EQ(splits(weight_gradient_2_splits, one), kEveryCluster);
 }
 
 TEST(WeightGradientSplits, PartsThatMayBeRequestedAlone) {
@@ -78,7 +80,7 @@ TEST(WeightGradientSplits, PartsThatMayBeRequestedAlone) {
   const auto of_parts = [&](bool dW1, bool dW1_up) {
     ScratchSizes sizes = sizes_of(layer);
     sizes.dW1 = dW1, sizes.dW1_up = dW1_up;
-    return weight_gradient_splits(Step::kWeightGradient1, experts_of(layer), sizes, kH100);
+    return weight_gradient_1_splits(experts_of(layer), sizes, kH100);
   };
   EXPECT_EQ(of_parts(true, false), kEveryCluster);
   EXPECT_EQ(of_parts(false, true), kEveryCluster);
@@ -97,7 +99,7 @@ TEST(WeightGradientSplits, CoverEveryGemm) {
             for (const auto layout :
                  {TILEMOE_GATE_CONCATENATED, TILEMOE_GATE_INTERLEAVED, TILEMOE_GATE_SPLIT}) {
               const Layer layer{.T = T, .d = d, .n = n, .E = 8, .K = K, .layout = layout};
-              const int32_t all = splits(Step::kWeightGradient1, layer, sms);
+              const int32_t all = splits(weight_gradient_1_splits, layer, sms);
               const auto gemm = [&](int64_t columns, int parts) {
                 const ScratchSizes sizes = sizes_of(layer);
                 return weight_gradient_splits({.dense_columns = columns,
@@ -129,12 +131,11 @@ TEST(WeightGradientSplits, AgreeWithTheKernelsRule) {
 // Nor on the number of SMs, if workers are requested.
 TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
   const Layer layer{.T = 24576, .d = 1536, .n = 256, .E = 128, .K = 8};
-  for (const Step step : {Step::kWeightGradient1, Step::kWeightGradient2}) {
+  for (const SplitsOf of : {weight_gradient_1_splits, weight_gradient_2_splits}) {
     ScratchSizes sizes = sizes_of(layer);
     for (const int32_t workers : {50, 66, 500}) {
       sizes.workers = workers;
-      for (const int sms : {1, 78, 132})
-        EXPECT_EQ(weight_gradient_splits(step, experts_of(layer), sizes, sms), workers);
+      for (const int sms : {1, 78, 132}) EXPECT_EQ(of(experts_of(layer), sizes, sms), workers);
     }
   }
   // One worker never splits, however long an expert is.
@@ -142,8 +143,7 @@ TEST(WeightGradientSplits, FollowFromTheWorkersAlone) {
   ScratchSizes sizes = sizes_of(one);
   for (const int32_t workers : {1, 2}) {
     sizes.workers = workers;
-    EXPECT_EQ(weight_gradient_splits(Step::kWeightGradient2, experts_of(one), sizes, kH100),
-              workers == 1 ? 0 : 2);
+    EXPECT_EQ(weight_gradient_2_splits(experts_of(one), sizes, kH100), workers == 1 ? 0 : 2);
   }
   EXPECT_EQ(workers_of(0, 1), 1);
 }

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "cuda/choose_kernel.h"
 #include "cuda/cuda_backend.h"
+#include "cuda/plan.h"
 #include "layer/workspace.h"
 #include "modes.h"
 #include "timed_layer.h"
@@ -64,25 +64,26 @@ class Comparison {
 
   // -> the pick's time over the fastest tile's, at most.
   double run() {
-    Backend& backend = cuda::backend();
-    const auto up = [&](const UpProjection& step) { backend.up_projection(step); };
-    const auto down = [&](const DownProjection& step) { backend.down_projection(step); };
-    compare_tiles(step::kUpProjection, up_, up);
-    compare_tiles(step::kDownProjection, down_, down);
+    const Backend& backend = cuda::backend();
+    const auto up = [&](const UpProjection& step) { backend.steps.up_projection.run(step); };
+    const auto down = [&](const DownProjection& step) { backend.steps.down_projection.run(step); };
+    compare_tiles(step::up_projection, up_, up);
+    compare_tiles(step::down_projection, down_, down);
     if (case_.T <= kDecoded) return worst_;
-    compare_tiles(step::kActivationGradient, dA_,
-                  [&](const ActivationGradient& step) { backend.activation_gradient(step); });
+    compare_tiles(step::activation_gradient, dA_, [&](const ActivationGradient& step) {
+      backend.steps.activation_gradient.run(step);
+    });
     const double judged = worst_;  // the model was fitted to the three before, as the bar is
-    compare_tiles(step::kInputGradient, dX_,
-                  [&](const InputGradient& step) { backend.input_gradient(step); });
+    compare_tiles(step::input_gradient, dX_,
+                  [&](const InputGradient& step) { backend.steps.input_gradient.run(step); });
     worst_ = judged;
-    compare_column_groups(step::kUpProjection, up_, up);
-    compare_column_groups(step::kDownProjection, down_, down);
+    compare_column_groups(step::up_projection, up_, up);
+    compare_column_groups(step::down_projection, down_, down);
     std::vector<Choice> launches;
     for (const bool pdl : {false, true})
       launches.push_back({pdl ? "with PDL" : "without PDL", [&, pdl] {
                             up_.tuning.pdl = down_.tuning.pdl = combine_.tuning.pdl = pdl;
-                            up(up_), down(down_), backend.combine(combine_);
+                            up(up_), down(down_), backend.steps.combine.run(combine_);
                           }});
     compare("forward", launches);
     finish("forward");
@@ -123,8 +124,8 @@ class Comparison {
 
   template <class Step, class Run>
   void compare_tiles(const char* name, Step step, const Run& run) {
-    const cuda::Tiles tiles(cuda::key_of(step));
-    const TileConfiguration pick = cuda::tile_of(step);
+    const std::span<const TileConfiguration> tiles = cuda::tiles_of(cuda::key_of(step));
+    const TileConfiguration pick = *cuda::kernel_of(step);
     std::vector<Choice> choices;
     for (const TileConfiguration& tile : tiles)
       choices.push_back({name_of(tile), [&, forced = &tile] {

@@ -29,12 +29,12 @@ std::vector<StepGemm> steps_of(const Case& layer) {
                       .result = layer.dtype};
   };
   return {
-      {step::kUpProjection, gemm(M, h, d, false, true)},         // X W1^T
-      {step::kDownProjection, gemm(M, d, n, false, true)},       // A W2^T
-      {step::kActivationGradient, gemm(M, n, d, false, false)},  // dO W2
-      {step::kWeightGradient2, gemm(d, n, M, true, false)},      // dO^T A'
-      {step::kInputGradient, gemm(M, d, h, false, false)},       // dH W1
-      {step::kWeightGradient1, gemm(h, d, M, true, false)},      // dH^T X
+      {step::up_projection, gemm(M, h, d, false, true)},         // X W1^T
+      {step::down_projection, gemm(M, d, n, false, true)},       // A W2^T
+      {step::activation_gradient, gemm(M, n, d, false, false)},  // dO W2
+      {step::weight_gradient_2, gemm(d, n, M, true, false)},     // dO^T A'
+      {step::input_gradient, gemm(M, d, h, false, false)},       // dH W1
+      {step::weight_gradient_1, gemm(h, d, M, true, false)},     // dH^T X
   };
 }
 

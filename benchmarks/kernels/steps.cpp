@@ -22,20 +22,20 @@ Work work_of(const std::string& name, const Case& layer, int64_t rows) {
   const double pair = sizeof(int32_t) + sizeof(float) + sizeof(int32_t);  // of the routing object
   const double tokens = element * T * d, W1 = element * h * d, W2 = element * d * n;
   const bool rounded = layer.routing == verify::RoutingKind::kRounded;
-  if (name == step::kTopK) return {0, logits + chosen};
-  if (name == step::kRoute) return {0, (rounded ? logits : chosen) + M * pair};
-  if (name == step::kUpProjection)
+  if (name == step::top_k) return {0, logits + chosen};
+  if (name == step::route) return {0, (rounded ? logits : chosen) + M * pair};
+  if (name == step::up_projection)
     return {2 * M * d * h, tokens + read * W1 + element * M * (h + n)};
-  if (name == step::kDownProjection) return {2 * M * n * d, element * M * (n + d) + read * W2};
-  if (name == step::kCombine || name == step::kCombineGradient)
+  if (name == step::down_projection) return {2 * M * n * d, element * M * (n + d) + read * W2};
+  if (name == step::combine || name == step::combine_dX)
     return {2 * M * d, element * M * d + tokens};
-  if (name == step::kActivationGradient)
+  if (name == step::activation_gradient)
     return {2 * M * d * n, tokens + read * W2 + element * M * (2 * h + n)};
-  if (name == step::kWeightGradient2) return {2 * M * d * n, tokens + element * M * n + E * W2};
-  if (name == step::kInputGradient) return {2 * M * d * h, element * M * (h + d) + read * W1};
-  if (name == step::kWeightGradient1) return {2 * M * d * h, tokens + element * M * h + E * W1};
-  if (name == step::kRouterBackward) return {0, chosen + logits};
-  if (name == step::kBiasGradient) return {M * (h + d), tokens + element * (M * h + E * (h + d))};
+  if (name == step::weight_gradient_2) return {2 * M * d * n, tokens + element * M * n + E * W2};
+  if (name == step::input_gradient) return {2 * M * d * h, element * M * (h + d) + read * W1};
+  if (name == step::weight_gradient_1) return {2 * M * d * h, tokens + element * M * h + E * W1};
+  if (name == step::router_backward) return {0, chosen + logits};
+  if (name == step::bias_gradient) return {M * (h + d), tokens + element * (M * h + E * (h + d))};
   return {};  // the score gradient, which adds up a few numbers a row
 }
 
@@ -70,7 +70,7 @@ void time_steps(const Request& request, Report& report) {
     const int64_t rows = layer.rows();
     std::vector<Work> forward, backward, *pass = request.forward ? &forward : &backward;
     for (const std::string& step : order) {
-      if (step == step::kActivationGradient) pass = &backward;
+      if (step == step::activation_gradient) pass = &backward;
       if (step != kForward && step != kBackward) pass->push_back(work_of(step, one, rows));
       const std::vector<Work> work = step == kForward    ? forward
                                      : step == kBackward ? backward

@@ -176,14 +176,14 @@ TimedLayer::TimedLayer(const Case& layer, Device device)
 void TimedLayer::route(StepObserver* observer) {
   const TimedTensors& t = *tensors_;
   if (case_.routing == RoutingKind::kRounded) {
-    observed(observer, step::kRoute, [&] {
+    observed(observer, step::route, [&] {
       routing_->from_logits({.logits = t.logits,
                              .workspace = t.routing_workspace,
                              .workspace_bytes = t.routing_workspace_bytes});
     });
     return;
   }
-  observed(observer, step::kTopK, [&] {
+  observed(observer, step::top_k, [&] {
     top_k({.device = memory_.device(),
            .scoring = case_.scoring,
            .K = case_.K,
@@ -191,7 +191,7 @@ void TimedLayer::route(StepObserver* observer) {
            .ids = tilemoe_tensor(t.ids),
            .scores = tilemoe_tensor(t.scores)});
   });
-  observed(observer, step::kRoute, [&] {
+  observed(observer, step::route, [&] {
     routing_->from_top_k(t.ids, t.scores, t.routing_workspace, t.routing_workspace_bytes);
   });
 }
@@ -234,7 +234,7 @@ void TimedLayer::backward(StepObserver* observer) {
   const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
   const tilemoe_backward_args c_args = args.to_c(all, dweights);
   tilemoe::backward(&experts, &c_args, observer);
-  observed(observer, step::kRouterBackward, [&] {
+  observed(observer, step::router_backward, [&] {
     router_backward({.scoring = scoring_of(case_),
                      .routing = &*routing_,
                      .logits = gradient_reads_logits(case_) ? ConstTensor(t.logits) : ConstTensor(),

@@ -16,9 +16,9 @@ namespace tilemoe::app {
 // Names of the steps around the layer.
 namespace step {
 using namespace tilemoe::step;
-inline constexpr const char* kTopK = "top_k";
-inline constexpr const char* kRoute = "route";
-inline constexpr const char* kRouterBackward = "router_backward";
+inline constexpr const char* top_k = "top_k";
+inline constexpr const char* route = "route";
+inline constexpr const char* router_backward = "router_backward";
 }  // namespace step
 
 // Parts of one allocation. Without memory it only counts.

@@ -145,8 +145,8 @@ TILEMOE_API int tilemoe_num_threads(void);
  * TILEMOE_UNSUPPORTED, before anything is written. A wrong TILEMOE_ARCH is an error of these calls,
  * too. No other arch replaces one that was selected by name.
  *
- * May be called from any thread at any time. A layer's call that another thread is in may take
- * either arch for each GEMM that it has still to launch. */
+ * May be called from any thread at any time. A layer's call takes the arch that it finds when it
+ * begins, for all its GEMMs. */
 TILEMOE_API tilemoe_status tilemoe_set_cuda_arch(const char* name);
 /* The current device's arch and the reason: "sm90, the newest for compute capability 9.0", "sm80,
  * set by TILEMOE_ARCH"; or the error if no arch runs there. Valid until the thread's next call. */

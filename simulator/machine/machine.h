@@ -288,6 +288,9 @@ class Machine final : public ConflictListener {
   int planted() const { return planted_; }
   std::vector<Finding> take_findings();
   uint64_t launches() const { return launches_ever_; }
+  // Counts a cudaGetDevice().
+  void count_device_query() { ++device_queries_; }
+  uint64_t device_queries() const { return device_queries_; }
   Trace& trace() { return trace_; }
   DeviceMemory& memory() { return memory_; }
 
@@ -403,6 +406,7 @@ class Machine final : public ConflictListener {
   uint32_t next_block_ = 1;
   uint32_t previous_launch_ = 0;  // its first block; 0: nothing overlaps with the next launch
   uint32_t launches_ever_ = 0;
+  uint64_t device_queries_ = 0;
   bool aborting_ = false, failed_ = false;
   std::vector<Finding> findings_;
   std::vector<uint64_t> reported_;

@@ -168,6 +168,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
+  Machine::instance().count_device_query();
   *device = 0;
   return cudaSuccess;
 }

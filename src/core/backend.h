@@ -1,9 +1,10 @@
 // The contract between the layer and the backends: the parts of W1, the names and arguments of the steps, and
-// the interface of a backend.
+// the functions of a backend.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -48,23 +49,14 @@ inline tilemoe_tensor transposed(tilemoe_tensor W) {
   return W;
 }
 
-// The names of the steps, and the observer of a call, for example the clock of a benchmark. The
-// name of a new step is added here; layer.cpp and backward.cpp run the steps.
-
-// As tables and JSON have them.
+// The names of the steps as tables and JSON have them.
 namespace step {
-inline constexpr const char* kUpProjection = "up_projection";
-inline constexpr const char* kDownProjection = "down_projection";
-inline constexpr const char* kCombine = "combine";
-inline constexpr const char* kActivationGradient = "activation_gradient";
-inline constexpr const char* kScoreGradient = "score_gradient";
-inline constexpr const char* kWeightGradient2 = "weight_gradient_2";
-inline constexpr const char* kInputGradient = "input_gradient";
-inline constexpr const char* kCombineGradient = "combine_dX";
-inline constexpr const char* kWeightGradient1 = "weight_gradient_1";
-inline constexpr const char* kBiasGradient = "bias_gradient";
+#define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) inline constexpr const char* NAME = #NAME;
+#include "core/steps.inc"
+#undef STEP
 }  // namespace step
 
+// The observer of a call, for example the clock of a benchmark.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
@@ -72,18 +64,22 @@ class StepObserver {
   virtual void end(const char* step) = 0;
 };
 
-// A backend has one function for each step of the layer and of the routing, named as in
-// docs/mathematics.md. layer/ and routing/ check every argument, and own the order of the steps and
-// the memory plan, so a step does not check again. No step allocates: it receives its scratch.
+// The arguments of the steps of the layer, named as in docs/mathematics.md. layer/ and routing/ check
+// every argument, and own the order of the steps and the memory plan, so a step does not check again.
+// No step allocates: it receives its scratch.
+
+namespace cuda {
+struct TileConfiguration;
+struct ExpertsPlan;
+}  // namespace cuda
+
+// The kernels that Backend::plan() found for a call; null on a backend that has none to choose from.
+using KernelPlan = std::shared_ptr<const cuda::ExpertsPlan>;
 
 struct Scratch {
   void* data = nullptr;
   size_t bytes = 0;
 };
-
-namespace cuda {
-struct TileConfiguration;
-}
 
 // Settings of a CUDA step that a caller, a benchmark or a test may choose. No bit depends on them.
 struct Tuning {
@@ -93,6 +89,8 @@ struct Tuning {
   // PDL: whether GEMMs and the combine start while the previous kernel ends. The layer sets it for
   // small M (docs/decisions.md).
   bool pdl = false;
+  // The kernels of the call; null: the step chooses its kernel itself.
+  const cuda::ExpertsPlan* plan = nullptr;
 };
 
 // The rows of a batch as a step receives them: device pointers.
@@ -190,6 +188,7 @@ struct ScoreGradient {
   tilemoe_tensor b2;  // optional
   float* ds;          // out (pairs)
   void* stream;
+  Tuning tuning = {};
 };
 
 // dW2_e = dO_e^T A'_e (gathers dO). `workers`: the number of workers that the split-K of long
@@ -247,24 +246,33 @@ struct BiasGradient {
   void* stream;
 };
 
-// The steps with scratch of their own.
-enum class Step {
-  kUpProjection,
-  kDownProjection,
-  kActivationGradient,
-  kWeightGradient2,
-  kInputGradient,
-  kWeightGradient1,
-  kBiasGradient,
-};
-
 // Sizes that determine a step's scratch, in addition to the experts.
 struct ScratchSizes {
   int64_t capacity;
   int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
   int32_t workers = 0;                    // of the weight gradients
-  // kWeightGradient1: which outputs are wanted. Both: either may be left out.
+  // weight_gradient_1: which outputs are wanted. Both: either may be left out.
   bool dW1 = true, dW1_up = true;
+  const cuda::ExpertsPlan* plan = nullptr;  // Tuning::plan
+};
+
+inline size_t no_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
+  return 0;
+}
+
+template <class Args>
+struct StepRow {
+  const char* name;
+  size_t (*scratch_bytes)(const tilemoe_experts& experts, const ScratchSizes& sizes);
+  void (*run)(const Args& args);
+};
+
+// The steps of a backend. kSteps, in the namespace of each backend, is core/steps.inc with the
+// functions of that namespace (TILEMOE_STEPS).
+struct Steps {
+#define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) StepRow<ARGS> NAME;
+#include "core/steps.inc"
+#undef STEP
 };
 
 // The tensors of one call of the layer, checked; dO and gradients are absent in forward.
@@ -276,51 +284,51 @@ struct LayerTensors {
   const tilemoe_weights& gradients;
 };
 
-class Backend {
- public:
-  virtual ~Backend() = default;
-  // One line for `tilemoe info`.
-  virtual std::string description() const = 0;
-  // Throws Error(kUnsupported) with the reason if this backend cannot run these experts.
-  virtual void check_supported(const tilemoe_experts& experts) const = 0;
-  // The same if a call of the layer exceeds a limit of this backend's kernels.
-  virtual void check_limits(const LayerTensors& /*tensors*/) const {}
+// A call, as far as the choice of its kernels depends on it: the sizes and strides of tensors and rows,
+// and which of them are present.
+struct PlanRequest {
+  const tilemoe_experts& experts;
+  const Rows& rows;
+  const tilemoe_weights& weights;
+  // Columns of a block of Y, of dX~, and of dX~ if dH lies over H.
+  int64_t Y_columns, dX_columns, dX_columns_over_H;
+};
 
-  // ---- the layer
-  virtual size_t scratch_bytes(Step step, const tilemoe_experts& experts,
-                               const ScratchSizes& sizes) const = 0;
-  virtual void up_projection(const UpProjection& step) = 0;
-  virtual void down_projection(const DownProjection& step) = 0;
-  virtual void combine(const Combine& step) = 0;
-  virtual void activation_gradient(const ActivationGradient& step) = 0;
-  virtual void score_gradient(const ScoreGradient& step) = 0;
-  virtual void weight_gradient_2(const WeightGradient2& step) = 0;
-  virtual void input_gradient(const InputGradient& step) = 0;
-  virtual void weight_gradient_1(const WeightGradient1& step) = 0;
-  virtual void bias_gradient(const BiasGradient& step) = 0;
+// The functions of a device's backend.
+struct Backend {
+  // One line for `tilemoe info`.
+  std::string (*description)();
+  // Throws Error(kUnsupported) with the reason if this backend cannot run these experts.
+  void (*check_supported)(const tilemoe_experts& experts);
+  // The same if a call of the layer exceeds a limit of this backend's kernels.
+  void (*check_limits)(const LayerTensors& tensors);
+  // The kernels of a call, or an error if they cannot run: nothing is written or launched.
+  KernelPlan (*plan)(const PlanRequest& request);
+
+  Steps steps;
 
   // ---- routing, with the checked arguments of the public interface
-  virtual size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) const = 0;
-  virtual size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d) const = 0;
-  virtual size_t router_losses_scratch_bytes(int64_t T, int64_t E) const = 0;
-  virtual void top_k(const tilemoe_top_k_args& args) = 0;
-  virtual void top_k_scores(const tilemoe_top_k_scores_args& args) = 0;
-  virtual void route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) = 0;
-  virtual void route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) = 0;
-  virtual void route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) = 0;
-  virtual void route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) = 0;
-  virtual void route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) = 0;
-  virtual void router_backward(const tilemoe_router_backward_args& args) = 0;
-  virtual void router_losses(const tilemoe_router_losses_args& args) = 0;
+  size_t (*routing_scratch_bytes)(const tilemoe_routing_spec& spec);
+  size_t (*route_tokens_scratch_bytes)(const tilemoe_routing_spec& spec, int64_t d);
+  size_t (*router_losses_scratch_bytes)(int64_t T, int64_t E);
+  void (*top_k)(const tilemoe_top_k_args& args);
+  void (*top_k_scores)(const tilemoe_top_k_scores_args& args);
+  void (*route_top_k)(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args);
+  void (*route_tokens)(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args);
+  void (*route_general)(const tilemoe_routing& routing, const tilemoe_route_general_args& args);
+  void (*route_rounded)(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
+  void (*route_grouped)(const tilemoe_routing& routing, const tilemoe_route_grouped_args& args);
+  void (*router_backward)(const tilemoe_router_backward_args& args);
+  void (*router_losses)(const tilemoe_router_losses_args& args);
 
   // ---- sums of rows of several arrays, with checked arguments
-  virtual void sum_rows(const tilemoe_sum_rows_args& args) = 0;
+  void (*sum_rows)(const tilemoe_sum_rows_args& args);
 };
 
 // The backend of a device. Throws Error(kUnsupported) with the reason if this build or machine has
 // none.
-Backend& backend_for(tilemoe_device device);
-Backend& cpu_backend();
+const Backend& backend_for(tilemoe_device device);
+const Backend& cpu_backend();
 
 // Threads of the CPU backend (cpu/thread_pool.h); 0: one per core.
 void set_num_threads(int threads);

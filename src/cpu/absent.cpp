@@ -13,7 +13,7 @@ namespace {
 
 }  // namespace
 
-Backend& backend() {
+const Backend& backend() {
   refuse();
 }
 

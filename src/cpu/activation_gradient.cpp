@@ -88,7 +88,7 @@ void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int
 
 }  // namespace
 
-void CpuBackend::activation_gradient(const ActivationGradient& step) {
+void activation_gradient(const ActivationGradient& step) {
   for_each_tile(step, step.experts->n, kInnerColumns, differentiate_tile);
 }
 

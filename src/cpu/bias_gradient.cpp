@@ -60,7 +60,7 @@ void for_each_expert(const Rows& rows, const Matrix& values, const float* score,
 
 }  // namespace
 
-void CpuBackend::bias_gradient(const BiasGradient& step) {
+void bias_gradient(const BiasGradient& step) {
   const tilemoe_experts& experts = *step.experts;
   if (step.db2.ndim)
     for_each_expert(step.rows, row_matrix(step.dO, step.rows.token), step.rows.score, experts.d,

@@ -27,7 +27,7 @@ TokenRows rows_of_token(const tilemoe_routing& routing, int64_t token) {
 
 }  // namespace
 
-void CpuBackend::combine(const Combine& step) {
+void combine(const Combine& step) {
   const tilemoe_routing& routing = *step.routing;
   const bool grouped = routing.spec.kind == TILEMOE_ROUTING_GROUPED;
   const int64_t d = step.row_values.shape[1];

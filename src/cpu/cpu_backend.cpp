@@ -9,18 +9,9 @@
 #include "cpu/tiles.h"
 
 namespace tilemoe::cpu {
+namespace {
 
-Backend& backend() {
-  // Never destroyed: at exit() other threads may still compute.
-  static Backend& backend = *new CpuBackend;
-  return backend;
-}
-
-CpuBackend::CpuBackend() {
-  num_threads();
-}
-
-std::string CpuBackend::description() const {
+std::string description() {
   const dnnl_version_t* onednn = dnnl_version();
   const int threads = num_threads();
   std::ostringstream text;
@@ -30,11 +21,47 @@ std::string CpuBackend::description() const {
 }
 
 // Everything that the interface accepts runs here.
-void CpuBackend::check_supported(const tilemoe_experts&) const {}
+void check_supported(const tilemoe_experts&) {}
+void check_limits(const LayerTensors&) {}
 
-size_t CpuBackend::scratch_bytes(Step step, const tilemoe_experts& experts,
-                                 const ScratchSizes& sizes) const {
-  return step == Step::kBiasGradient ? 0 : StepScratch::bytes(experts, sizes.capacity);
+size_t projection_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
+  return StepScratch::bytes(experts, sizes.capacity);
+}
+constexpr auto weight_gradient_1_scratch_bytes = projection_scratch_bytes;
+constexpr auto weight_gradient_2_scratch_bytes = projection_scratch_bytes;
+constexpr auto bias_gradient_scratch_bytes = no_scratch_bytes;
+
+constexpr Backend kBackend = {
+    .description = description,
+    .check_supported = check_supported,
+    .check_limits = check_limits,
+    .plan = nullptr,
+#define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
+    .steps =
+        {
+#include "core/steps.inc"
+        },
+#undef STEP
+    .routing_scratch_bytes = routing_scratch_bytes,
+    .route_tokens_scratch_bytes = route_tokens_scratch_bytes,
+    .router_losses_scratch_bytes = router_losses_scratch_bytes,
+    .top_k = top_k,
+    .top_k_scores = top_k_scores,
+    .route_top_k = route_top_k,
+    .route_tokens = route_tokens,
+    .route_general = route_general,
+    .route_rounded = route_rounded,
+    .route_grouped = route_grouped,
+    .router_backward = router_backward,
+    .router_losses = router_losses,
+    .sum_rows = sum_rows,
+};
+
+}  // namespace
+
+const Backend& backend() {
+  num_threads();
+  return kBackend;
 }
 
 }  // namespace tilemoe::cpu

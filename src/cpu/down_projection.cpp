@@ -23,7 +23,7 @@ void project(const DownProjection& step, const RowTile& tile, int64_t first, int
 
 }  // namespace
 
-void CpuBackend::down_projection(const DownProjection& step) {
+void down_projection(const DownProjection& step) {
   for_each_tile(step, step.Y.shape[1], kOuterColumns, project);
 }
 

@@ -25,7 +25,7 @@ void project(const InputGradient& step, const RowTile& tile, int64_t first, int6
 
 }  // namespace
 
-void CpuBackend::input_gradient(const InputGradient& step) {
+void input_gradient(const InputGradient& step) {
   for_each_tile(step, step.dX_rows.shape[1], kOuterColumns, project);
 }
 

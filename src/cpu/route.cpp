@@ -80,7 +80,7 @@ void count_block(const Pairs& pairs, int64_t begin, int64_t end, int64_t E, int3
 
 template <class Pairs>
 void place_block(const Pairs& pairs, int64_t begin, int64_t end, int32_t token_before,
-                 int32_t* next_row, tilemoe_routing& routing) {
+                 int32_t* next_row, const tilemoe_routing& routing) {
   pairs.walk(begin, end, token_before, [&](int64_t pair, int32_t token, int64_t expert) {
     const int32_t row = expert == kSkipped ? -1 : next_row[expert]++;
     const bool fits = row >= 0 && row < routing.spec.capacity;
@@ -109,7 +109,7 @@ void fill_counters(const PairScratch& scratch, int64_t over_capacity, int32_t* c
 }
 
 template <class Pairs>
-void sort_pairs(const Pairs& pairs, const PairScratch& scratch, tilemoe_routing& routing) {
+void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_routing& routing) {
   const SortScratch& sort = scratch.sort;
   const Blocks& blocks = sort.blocks;
   const int64_t E = routing.spec.E;
@@ -143,7 +143,8 @@ void find_tokens_before(const Pairs& pairs, const PairScratch& scratch) {
 
 // A token's range starts at the first pair that reaches it; skipped pairs fall to the token before.
 template <class Pairs>
-void fill_token_offsets(const Pairs& pairs, const PairScratch& scratch, tilemoe_routing& routing) {
+void fill_token_offsets(const Pairs& pairs, const PairScratch& scratch,
+                        const tilemoe_routing& routing) {
   const Blocks& blocks = scratch.sort.blocks;
   const int64_t T = routing.spec.T, count = routing.spec.pairs;
   int32_t* offsets = routing.token_offsets;
@@ -160,7 +161,7 @@ void fill_token_offsets(const Pairs& pairs, const PairScratch& scratch, tilemoe_
 
 }  // namespace
 
-void CpuBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
+void route_top_k(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
   ScratchLayout layout(args.workspace);
   const PairScratch scratch(routing.spec, layout);
   for (int64_t b = 0; b < scratch.sort.blocks.count; ++b) scratch.blocks[b].token_before = -1;
@@ -174,7 +175,7 @@ void CpuBackend::route_top_k(tilemoe_routing& routing, const tilemoe_route_top_k
   });
 }
 
-void CpuBackend::route_general(tilemoe_routing& routing, const tilemoe_route_general_args& args) {
+void route_general(const tilemoe_routing& routing, const tilemoe_route_general_args& args) {
   ScratchLayout layout(args.workspace);
   const PairScratch scratch(routing.spec, layout);
   with_integer(args.tokens.dtype, [&]<class TokenId>() {
@@ -192,7 +193,7 @@ void CpuBackend::route_general(tilemoe_routing& routing, const tilemoe_route_gen
   });
 }
 
-void CpuBackend::route_grouped(tilemoe_routing& routing, const tilemoe_route_grouped_args& args) {
+void route_grouped(const tilemoe_routing& routing, const tilemoe_route_grouped_args& args) {
   const int64_t E = routing.spec.E, capacity = routing.spec.capacity;
   int64_t total = 0, over = 0;  // rows that fit, and those that do not
   with_integer(args.counts.dtype, [&]<class Count>() {

@@ -172,7 +172,7 @@ void round_groups(const tilemoe_route_rounded_args& args, const tilemoe_routing_
 
 // The rows that each expert has room for, and the totals of all rows.
 void fill_offsets(const tilemoe_route_rounded_args& args, const RoundScratch& scratch,
-                  tilemoe_routing& routing) {
+                  const tilemoe_routing& routing) {
   const tilemoe_routing_spec& spec = routing.spec;
   if (present(args.expert_counts))
     for (int64_t e = 0; e < spec.E; ++e)
@@ -208,7 +208,7 @@ int64_t keep_best(uint64_t* chosen, int64_t count, int64_t target) {
 // `row` on; returns the row after the last.
 int32_t write_rows(int64_t e, int32_t row, const uint64_t* kept, int64_t kept_count,
                    const uint64_t* added, int64_t added_count, const RoundScratch& scratch,
-                   tilemoe_routing& routing) {
+                   const tilemoe_routing& routing) {
   const int64_t K = routing.spec.K;
   const int64_t end = std::min<int64_t>(routing.offsets[e + 1], row + kept_count + added_count);
   int64_t k = 0, a = 0;
@@ -227,7 +227,7 @@ int32_t write_rows(int64_t e, int32_t row, const uint64_t* kept, int64_t kept_co
 // The rows of experts [e0, e0 + count), group by group.
 template <class Logit>
 void fill_experts(const tilemoe_tensor& logits, int64_t e0, int count, const RoundScratch& scratch,
-                  tilemoe_routing& routing) {
+                  const tilemoe_routing& routing) {
   const RoundGroups& groups = scratch.groups;
   uint64_t* chosen[kColumns];  // of the group
   int32_t row[kColumns];       // the next
@@ -276,7 +276,7 @@ void for_rows_of_tokens(const tilemoe_routing& routing, int64_t begin, int64_t e
 
 // token_offsets[t + 1] = number of token t's rows, for now; chosen_row.
 void count_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratch,
-                          tilemoe_routing& routing) {
+                          const tilemoe_routing& routing) {
   const int64_t K = routing.spec.K;
   std::fill(scratch.chosen_row + begin * K, scratch.chosen_row + end * K, -1);
   std::fill(routing.token_offsets + begin + 1, routing.token_offsets + end + 1, 0);
@@ -288,7 +288,7 @@ void count_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratc
 
 // A token's pairs: the kept of its K in their order, then the added ones by expert.
 void list_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratch,
-                         tilemoe_routing& routing) {
+                         const tilemoe_routing& routing) {
   const int64_t K = routing.spec.K;
   for (int64_t t = begin; t < end; ++t) {
     int32_t slot = routing.token_offsets[t];
@@ -302,7 +302,7 @@ void list_rows_of_tokens(int64_t begin, int64_t end, const RoundScratch& scratch
   });
 }
 
-void fill_pairs(const RoundScratch& scratch, tilemoe_routing& routing) {
+void fill_pairs(const RoundScratch& scratch, const tilemoe_routing& routing) {
   constexpr int64_t kTokensPerBlock = 256;
   const int64_t T = routing.spec.T;
   const Blocks blocks = Blocks::cut(T, kTokensPerBlock, kMaxBlocks);
@@ -319,7 +319,7 @@ void fill_pairs(const RoundScratch& scratch, tilemoe_routing& routing) {
 
 }  // namespace
 
-void CpuBackend::route_rounded(tilemoe_routing& routing, const tilemoe_route_rounded_args& args) {
+void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args) {
   const tilemoe_routing_spec& spec = routing.spec;
   ScratchLayout layout(args.workspace);
   const RoundScratch scratch(spec, layout);

@@ -109,14 +109,13 @@ tilemoe_tensor matrix(void* data, tilemoe_dtype dtype, int64_t rows, int64_t col
 
 }  // namespace
 
-size_t CpuBackend::route_tokens_scratch_bytes(const tilemoe_routing_spec& spec,
-                                              int64_t /*d*/) const {
+size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t /*d*/) {
   ScratchLayout layout(nullptr);
   const TokenScratch scratch(spec, routing_scratch_bytes(spec), layout);
   return layout.used();
 }
 
-void CpuBackend::route_tokens(tilemoe_routing& routing, const tilemoe_route_tokens_args& args) {
+void route_tokens(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args) {
   const tilemoe_routing_spec& spec = routing.spec;
   const size_t pair_bytes = routing_scratch_bytes(spec);
   ScratchLayout layout(args.workspace);

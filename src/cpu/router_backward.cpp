@@ -164,7 +164,7 @@ void backward_block(const tilemoe_router_backward_args& args, int64_t block,
 
 }  // namespace
 
-size_t CpuBackend::routing_scratch_bytes(const tilemoe_routing_spec& spec) const {
+size_t routing_scratch_bytes(const tilemoe_routing_spec& spec) {
   ScratchLayout build(nullptr), back(nullptr);
   switch (spec.kind) {
     case TILEMOE_ROUTING_TOP_K:
@@ -181,7 +181,7 @@ size_t CpuBackend::routing_scratch_bytes(const tilemoe_routing_spec& spec) const
   return std::max(build.used(), back.used());
 }
 
-void CpuBackend::router_backward(const tilemoe_router_backward_args& args) {
+void router_backward(const tilemoe_router_backward_args& args) {
   ScratchLayout layout(args.workspace);
   const BackwardScratch scratch(args.routing->spec, layout);
   const tilemoe_dtype logits_dtype = present(args.logits) ? args.logits.dtype : TILEMOE_FLOAT32;

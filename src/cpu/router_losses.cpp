@@ -123,13 +123,13 @@ void fill_load(const tilemoe_tensor& expert_counts, float* load) {
 
 }  // namespace
 
-size_t CpuBackend::router_losses_scratch_bytes(int64_t T, int64_t E) const {
+size_t router_losses_scratch_bytes(int64_t T, int64_t E) {
   ScratchLayout layout(nullptr);
   LossScratch(T, E, layout);
   return layout.used();
 }
 
-void CpuBackend::router_losses(const tilemoe_router_losses_args& args) {
+void router_losses(const tilemoe_router_losses_args& args) {
   ScratchLayout layout(args.workspace);
   const LossScratch scratch(args.logits.shape[0], args.logits.shape[1], layout);
   fill_load(args.expert_counts, scratch.load);

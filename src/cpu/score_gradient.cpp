@@ -32,7 +32,7 @@ int64_t expert_of_row(const tilemoe_routing& routing, int64_t row) {
 
 }  // namespace
 
-void CpuBackend::score_gradient(const ScoreGradient& step) {
+void score_gradient(const ScoreGradient& step) {
   const tilemoe_routing& routing = *step.routing;
   const int64_t capacity = routing.spec.capacity, groups = ds_groups(step.experts->n);
   const Matrix dO = row_matrix(step.dO);

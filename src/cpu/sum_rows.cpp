@@ -56,7 +56,7 @@ class Sum {
 
 }  // namespace
 
-void CpuBackend::sum_rows(const tilemoe_sum_rows_args& args) {
+void sum_rows(const tilemoe_sum_rows_args& args) {
   const int64_t rows = args.out.shape[0], d = args.out.shape[1], P = args.place.shape[1];
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(args.out.dtype));
   const Matrix out = row_matrix(args.out);

@@ -99,14 +99,14 @@ void count_choices(const tilemoe_tensor& given, const tilemoe_tensor& expert_cou
 
 }  // namespace
 
-void CpuBackend::top_k(const tilemoe_top_k_args& args) {
+void top_k(const tilemoe_top_k_args& args) {
   with_integer(args.ids.dtype, [&]<class Id>() {
     with_float(args.logits.dtype, [&]<class Logit>() { choose_all<Logit, Id>(args); });
     if (present(args.expert_counts)) count_choices<Id>(args.ids, args.expert_counts);
   });
 }
 
-void CpuBackend::top_k_scores(const tilemoe_top_k_scores_args& args) {
+void top_k_scores(const tilemoe_top_k_scores_args& args) {
   with_integer(args.ids.dtype, [&]<class Id>() {
     with_float(args.logits.dtype, [&]<class Logit>() { score_all<Logit, Id>(args); });
     if (present(args.expert_counts)) count_choices<Id>(args.ids, args.expert_counts);

@@ -62,7 +62,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
 
 }  // namespace
 
-void CpuBackend::up_projection(const UpProjection& step) {
+void up_projection(const UpProjection& step) {
   for_each_tile(step, step.experts->n, kInnerColumns, project);
 }
 

@@ -97,7 +97,7 @@ void sum_tile(const OuterProduct& product, int64_t first, int64_t count, int64_t
 
 // dW1_e = dH_e^T X_e, by parts if gate and up rows are not one matrix.
 
-void CpuBackend::weight_gradient_1(const WeightGradient1& step) {
+void weight_gradient_1(const WeightGradient1& step) {
   const tilemoe_experts& experts = *step.experts;
   const StepScratch scratch(experts, step.rows.capacity, step.scratch);
   const Matrix dH = row_matrix(step.dH);
@@ -118,7 +118,7 @@ void CpuBackend::weight_gradient_1(const WeightGradient1& step) {
 
 // dW2_e = dO_e^T A'_e.
 
-void CpuBackend::weight_gradient_2(const WeightGradient2& step) {
+void weight_gradient_2(const WeightGradient2& step) {
   const tilemoe_experts& experts = *step.experts;
   const StepScratch scratch(experts, step.rows.capacity, step.scratch);
   const Matrix dO = row_matrix(step.dO, step.rows.token);

@@ -6,7 +6,7 @@
 
 namespace tilemoe::cuda {
 
-Backend& backend() {
+const Backend& backend() {
   TILEMOE_CHECK_SUPPORTED(false, "this build has no CUDA backend: use the CPU backend");
 }
 

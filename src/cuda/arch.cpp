@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -115,6 +116,7 @@ std::span<const BuiltArch> archs_of_this_build() {
 
 // One of the names above; null until the program selects one.
 std::atomic<const std::string_view*> set_by_program = nullptr;
+std::atomic<uint32_t> requests_by_program = 0;
 
 constexpr std::string_view kVariable = "TILEMOE_ARCH", kOlderVariable = "TILEMOE_KIT";
 
@@ -198,6 +200,11 @@ void set_arch(const char* name) {
   const std::string_view* known = &kAuto;
   if (requested.arch != kAuto) known = &check_built(requested, archs_of_this_build()).name;
   set_by_program.store(known, std::memory_order_relaxed);
+  requests_by_program.fetch_add(1, std::memory_order_release);
+}
+
+uint32_t arch_requests() {
+  return requests_by_program.load(std::memory_order_acquire);
 }
 
 std::string describe_arch() {

@@ -3,6 +3,7 @@
 // error; no other replaces it. An arch that was never executed on a GPU runs only if selected.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,5 +36,8 @@ std::string describe_choice(const DeviceInfo& device, const ArchRequest& request
 // is read once. The first choice of an untested arch by the environment is reported on stderr.
 ArchName arch_of(const DeviceInfo& device);
 std::string describe_arch_of(const DeviceInfo& device);
+
+// The number of selections by the program so far: as long as it is the same, so is the arch.
+uint32_t arch_requests();
 
 }  // namespace tilemoe::cuda

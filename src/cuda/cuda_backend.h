@@ -7,7 +7,7 @@
 namespace tilemoe::cuda {
 
 // The backend. Throws Error(kUnsupported) with the reason if this build or machine has none.
-Backend& backend();
+const Backend& backend();
 
 // The implementation of tilemoe_set_cuda_arch() and tilemoe_cuda_arch().
 void set_arch(const char* name);

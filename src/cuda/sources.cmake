@@ -2,7 +2,8 @@
 target_sources(tilemoe_cuda_objects PRIVATE
   cuda/cuda_backend.cpp
   cuda/arch.cpp
-  cuda/choose_kernel.cpp
+  cuda/layer_gemms.cpp
+  cuda/plan.cpp
   cuda/core/device.cpp
   cuda/core/tensor_map.cpp
   cuda/ops/table.cpp

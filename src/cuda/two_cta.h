@@ -3,7 +3,8 @@
 
 namespace tilemoe::cuda::sm100 {
 
-// TILEMOE_2CTA=1 selects it. No GPU has run these kernels, so they are off by default.
-bool requests_2cta();
+// By the value of TILEMOE_2CTA, which may be null: 1 selects it. No GPU has run these kernels, so they
+// are off by default. Throws Error(kInvalidArgument) for another value than 0 or 1.
+bool requests_2cta(const char* variable);
 
 }  // namespace tilemoe::cuda::sm100

@@ -86,12 +86,6 @@ int64_t outer_rows(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_GROUPED ? spec.capacity : spec.T;
 }
 
-Backend& backend_of(const tilemoe_experts& experts) {
-  Backend& backend = backend_for(experts.device);
-  backend.check_supported(experts);
-  return backend;
-}
-
 tilemoe_routing read_routing_of(const tilemoe_routing* given, const tilemoe_experts& experts) {
   const tilemoe_routing routing = read_routing(given);
   check_fits(experts, routing.spec);

@@ -17,9 +17,6 @@ tilemoe_routing_spec read_spec(const tilemoe_routing_spec* spec, const tilemoe_e
 // T, or the rows of the grouped entry: those of X, O, dO and dX.
 int64_t outer_rows(const tilemoe_routing_spec& spec);
 
-// The backend of the device. Throws unless it supports these experts.
-Backend& backend_of(const tilemoe_experts& experts);
-
 tilemoe_routing read_routing_of(const tilemoe_routing* given, const tilemoe_experts& experts);
 std::optional<tilemoe_part> read_part(const tilemoe_part* given, const tilemoe_routing_spec& spec);
 

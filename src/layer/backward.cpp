@@ -24,12 +24,12 @@ class BackwardSteps {
             region(call.experts, call.routing.spec, base_, call.plan.A_scaled, call.experts.n)),
         ds_partial_(reinterpret_cast<float*>(base_ + call.plan.ds_partial)),
         accumulate_(call.args.accumulate != 0),
-        tuning_(tuning_of(call.args.block_turns)) {}
+        tuning_(tuning_of(call.args.block_turns, call.kernels)) {}
 
   // dH, A' and the partial sums of ds, as far as the call requires them.
   void activation_gradient() const {
     if (!any_rows_ || !call_.work.needs_activation_gradient()) return;
-    run_(step::kActivationGradient, &Backend::activation_gradient,
+    run_(&Steps::activation_gradient,
          {.experts = experts_,
           .rows = rows_of(call_.routing, call_.part),
           .dO = call_.args.dO,
@@ -46,29 +46,28 @@ class BackwardSteps {
 
   void score_gradient() const {
     if (!wants(TILEMOE_GRADIENT_S)) return;
-    run_(step::kScoreGradient, &Backend::score_gradient,
-         {.experts = experts_,
-          .routing = &call_.routing,
-          .ds_partial = ds_partial_,
-          .dO = call_.args.dO,
-          .b2 = call_.weights.b2,
-          .ds = static_cast<float*>(call_.args.ds.data),
-          .stream = call_.args.stream});
+    run_(&Steps::score_gradient, {.experts = experts_,
+                                  .routing = &call_.routing,
+                                  .ds_partial = ds_partial_,
+                                  .dO = call_.args.dO,
+                                  .b2 = call_.weights.b2,
+                                  .ds = static_cast<float*>(call_.args.ds.data),
+                                  .stream = call_.args.stream,
+                                  .tuning = tuning_});
   }
 
   // Sums over no rows are zeros, here and below.
   void weight_gradient_2() const {
     if (!wants(TILEMOE_GRADIENT_W2)) return;
-    run_(step::kWeightGradient2, &Backend::weight_gradient_2,
-         {.experts = experts_,
-          .rows = rows_,
-          .dO = call_.args.dO,
-          .A_scaled = A_scaled_,
-          .dW2 = call_.gradients.W2,
-          .accumulate = accumulate_,
-          .scratch = scratch_at(base_, call_.plan.dW2_scratch),
-          .stream = call_.args.stream,
-          .tuning = tuning_});
+    run_(&Steps::weight_gradient_2, {.experts = experts_,
+                                     .rows = rows_,
+                                     .dO = call_.args.dO,
+                                     .A_scaled = A_scaled_,
+                                     .dW2 = call_.gradients.W2,
+                                     .accumulate = accumulate_,
+                                     .scratch = scratch_at(base_, call_.plan.dW2_scratch),
+                                     .stream = call_.args.stream,
+                                     .tuning = tuning_});
   }
 
   void input_gradient() const {
@@ -77,60 +76,57 @@ class BackwardSteps {
       const tilemoe_tensor dX_rows =
           region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);
       if (any_rows_)
-        run_(step::kInputGradient, &Backend::input_gradient,
-             {.experts = experts_,
-              .rows = rows_,
-              .dH = dH_,
-              .weights = {slice(call_.weights.W1, 2, first, columns),
-                          slice(call_.weights.W1_up, 2, first, columns),
-                          {},
-                          {}},
-              .dX_rows = dX_rows,
-              .scratch = scratch_at(base_, call_.plan.dX_scratch),
-              .stream = call_.args.stream,
-              .tuning = tuning_});
-      run_(step::kCombineGradient, &Backend::combine,
-           {.experts = experts_,
-            .routing = &call_.routing,
-            .row_values = dX_rows,
-            .scale_by_score = false,
-            .addend = slice(call_.args.addend, 1, first, columns),
-            .out = slice(call_.args.dX, 1, first, columns),
-            .stream = call_.args.stream});
+        run_(&Steps::input_gradient, {.experts = experts_,
+                                      .rows = rows_,
+                                      .dH = dH_,
+                                      .weights = {slice(call_.weights.W1, 2, first, columns),
+                                                  slice(call_.weights.W1_up, 2, first, columns),
+                                                  {},
+                                                  {}},
+                                      .dX_rows = dX_rows,
+                                      .scratch = scratch_at(base_, call_.plan.dX_scratch),
+                                      .stream = call_.args.stream,
+                                      .tuning = tuning_});
+      run_(&Steps::combine_dX, {.experts = experts_,
+                                .routing = &call_.routing,
+                                .row_values = dX_rows,
+                                .scale_by_score = false,
+                                .addend = slice(call_.args.addend, 1, first, columns),
+                                .out = slice(call_.args.dX, 1, first, columns),
+                                .stream = call_.args.stream,
+                                .tuning = tuning_});
     });
   }
 
   void weight_gradient_1() const {
     if (!wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP)) return;
-    run_(step::kWeightGradient1, &Backend::weight_gradient_1,
-         {.experts = experts_,
-          .rows = rows_,
-          .W1 = call_.weights.W1,
-          .dH = dH_,
-          .X = call_.args.X,
-          .dW1 = call_.gradients.W1,
-          .dW1_up = call_.gradients.W1_up,
-          .accumulate = accumulate_,
-          .scratch = scratch_at(base_, call_.plan.dW1_scratch),
-          .stream = call_.args.stream,
-          .tuning = tuning_});
+    run_(&Steps::weight_gradient_1, {.experts = experts_,
+                                     .rows = rows_,
+                                     .W1 = call_.weights.W1,
+                                     .dH = dH_,
+                                     .X = call_.args.X,
+                                     .dW1 = call_.gradients.W1,
+                                     .dW1_up = call_.gradients.W1_up,
+                                     .accumulate = accumulate_,
+                                     .scratch = scratch_at(base_, call_.plan.dW1_scratch),
+                                     .stream = call_.args.stream,
+                                     .tuning = tuning_});
   }
 
   void bias_gradient() const {
     const bool db1 = wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP);
     if (!db1 && !wants(TILEMOE_GRADIENT_B2)) return;
-    run_(step::kBiasGradient, &Backend::bias_gradient,
-         {.experts = experts_,
-          .rows = rows_,
-          .dO = call_.args.dO,
-          .db2 = call_.gradients.b2,
-          .W1 = call_.weights.W1,
-          .dH = db1 ? dH_ : tilemoe_tensor{},
-          .db1 = call_.gradients.b1,
-          .db1_up = call_.gradients.b1_up,
-          .accumulate = accumulate_,
-          .scratch = scratch_at(base_, call_.plan.bias_scratch),
-          .stream = call_.args.stream});
+    run_(&Steps::bias_gradient, {.experts = experts_,
+                                 .rows = rows_,
+                                 .dO = call_.args.dO,
+                                 .db2 = call_.gradients.b2,
+                                 .W1 = call_.weights.W1,
+                                 .dH = db1 ? dH_ : tilemoe_tensor{},
+                                 .db1 = call_.gradients.b1,
+                                 .db1_up = call_.gradients.b1_up,
+                                 .accumulate = accumulate_,
+                                 .scratch = scratch_at(base_, call_.plan.bias_scratch),
+                                 .stream = call_.args.stream});
   }
 
  private:

@@ -4,9 +4,25 @@
 
 #include "core/check.h"
 #include "core/overlap.h"
+#include "layer/steps.h"
 #include "routing/spec.h"
 
 namespace tilemoe {
+namespace {
+
+// The arguments are checked.
+KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
+                        const tilemoe_routing& routing, const tilemoe_weights& weights) {
+  if (backend.plan == nullptr) return nullptr;
+  return backend.plan({.experts = experts,
+                       .rows = rows_of(routing),
+                       .weights = weights,
+                       .Y_columns = output_block_columns(experts),
+                       .dX_columns = input_block_columns(experts, false),
+                       .dX_columns_over_H = input_block_columns(experts, true)});
+}
+
+}  // namespace
 
 // ----------------------------------------------------------------- forward
 
@@ -17,22 +33,23 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
       weights(read_struct("weights", args.weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
       part(read_part(args.part, routing.spec)),
-      backend(backend_of(experts)),
-      plan(backend, experts, routing.spec) {
-  check_reserved("forward args", args.reserved);
-  check_block_turns(args.block_turns);
-  check_tensors();
+      backend(backend_for(experts.device)),
+      kernels(checked_kernels()),
+      plan(backend, experts, routing.spec, kernels) {
   check_workspace(args.workspace, args.workspace_bytes, plan.total);
   check_memory();
 }
 
-void ForwardCall::check_tensors() const {
+KernelPlan ForwardCall::checked_kernels() const {
+  check_reserved("forward args", args.reserved);
+  check_block_turns(args.block_turns);
   check_weights(experts, weights);
   check_rows("X", args.X, experts, routing.spec);
   check_rows("O", args.O, experts, routing.spec);
   check_optional_rows("addend", args.addend, experts, routing.spec);
   if (args.saved) check_H(experts, routing.spec, saved);
   backend.check_limits({experts, routing.spec, weights, args.X, {}, {}});
+  return plan_kernels(backend, experts, routing, weights);
 }
 
 // X has been read when O is written, and an element of the addend just before that of O.
@@ -57,14 +74,10 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
       gradients(args.dweights ? read_struct("dweights", args.dweights) : tilemoe_weights{}),
       saved(read_struct("saved", args.saved)),
       part(read_part(args.part, routing.spec)),
-      backend(backend_of(experts)),
+      backend(backend_for(experts.device)),
       work(requested_work()),
-      plan(backend, experts, routing.spec, work) {
-  check_reserved("backward args", args.reserved);
-  check_block_turns(args.block_turns);
-  check_flag("accumulate", args.accumulate);
-  check_tensors();
-  check_mode();
+      kernels(checked_kernels()),
+      plan(backend, experts, routing.spec, work, kernels) {
   check_workspace(args.workspace, args.workspace_bytes, plan.total);
   check_memory();
 }
@@ -90,8 +103,11 @@ BackwardWork BackwardCall::requested_work() const {
   return requested;
 }
 
-void BackwardCall::check_tensors() const {
+KernelPlan BackwardCall::checked_kernels() const {
   const tilemoe_routing_spec& spec = routing.spec;
+  check_reserved("backward args", args.reserved);
+  check_block_turns(args.block_turns);
+  check_flag("accumulate", args.accumulate);
   check_weights(experts, weights);
   check_weight_gradients();
   check_H(experts, spec, saved);
@@ -105,6 +121,8 @@ void BackwardCall::check_tensors() const {
   const TensorRule top_k_ds{{spec.T, spec.K}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
   check_optional("ds", args.ds, top_k && args.ds.ndim == 2 ? top_k_ds : flat_ds);
   backend.check_limits({experts, spec, weights, args.X, args.dO, gradients});
+  check_mode();
+  return plan_kernels(backend, experts, routing, weights);
 }
 
 void BackwardCall::check_weight_gradients() const {

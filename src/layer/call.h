@@ -1,5 +1,5 @@
-// The calls of the layer, forward and backward: the arguments of the caller, read and checked. Until
-// that is done, nothing is written.
+// The calls of the layer, forward and backward: the arguments of the caller, read and checked, and the
+// kernels and the memory plan for them. Until that is done, nothing is written.
 #pragma once
 
 #include <optional>
@@ -21,11 +21,12 @@ class ForwardCall {
   const tilemoe_weights weights;
   const tilemoe_saved saved;  // zero in inference
   const std::optional<tilemoe_part> part;
-  Backend& backend;
+  const Backend& backend;
+  const KernelPlan kernels;
   const ForwardPlan plan;
 
  private:
-  void check_tensors() const;
+  KernelPlan checked_kernels() const;  // of arguments that it checks
   void check_memory() const;
 };
 
@@ -39,8 +40,9 @@ class BackwardCall {
   const tilemoe_weights weights, gradients;
   const tilemoe_saved saved;
   const std::optional<tilemoe_part> part;
-  Backend& backend;
+  const Backend& backend;
   const BackwardWork work;
+  const KernelPlan kernels;
   const BackwardPlan plan;
 
   // Whether the caller's saved state has the count of the parts' tokens: older structs lack it.
@@ -48,7 +50,7 @@ class BackwardCall {
 
  private:
   BackwardWork requested_work() const;
-  void check_tensors() const;
+  KernelPlan checked_kernels() const;  // of arguments that it checks
   void check_weight_gradients() const;
   void check_mode() const;
   void check_parts() const;

@@ -32,9 +32,9 @@ tilemoe_tensor tokens_of(const tilemoe_tensor& tensor, const std::optional<tilem
 // Up to this number of rows a GEMM takes little longer than its launch: 64 tokens, 32 experts each.
 constexpr int64_t kSmallT = 2048;
 
-Tuning forward_tuning(const tilemoe_forward_args& args, const tilemoe_routing_spec& spec) {
-  Tuning tuning = tuning_of(args.block_turns);
-  tuning.pdl = spec.capacity <= kSmallT;
+Tuning forward_tuning(const ForwardCall& call) {
+  Tuning tuning = tuning_of(call.args.block_turns, call.kernels);
+  tuning.pdl = call.routing.spec.capacity <= kSmallT;
   return tuning;
 }
 
@@ -59,7 +59,8 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
   check_reserved("query", query.reserved);
   const tilemoe_experts experts = read_experts(query.experts);
   const tilemoe_routing_spec spec = read_spec(query.routing, experts);
-  const Backend& backend = backend_of(experts);
+  const Backend& backend = backend_for(experts.device);
+  backend.check_supported(experts);
   if (query.pass == TILEMOE_PASS_INFERENCE || query.pass == TILEMOE_PASS_FORWARD) {
     TILEMOE_CHECK(query.mode == 0 && query.gradients == 0,
                   "mode is " << static_cast<int>(query.mode) << " and gradients " << query.gradients
@@ -80,41 +81,38 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
   const tilemoe_weights& weights = call.weights;
   const Rows rows = rows_of(call.routing, call.part);
   const tilemoe_routing routing = routing_of(call.routing, call.part);
-  const Tuning tuning = forward_tuning(args, spec);
+  const Tuning tuning = forward_tuning(call);
 
   if (spec.capacity > 0)
-    run(step::kUpProjection, &Backend::up_projection,
-        {.experts = &call.experts,
-         .rows = rows,
-         .X = args.X,
-         .weights = {weights.W1, weights.W1_up, weights.b1, weights.b1_up},
-         .H = call.saved.H,
-         .A = A,
-         .scratch = scratch,
-         .stream = args.stream,
-         .tuning = tuning});
+    run(&Steps::up_projection, {.experts = &call.experts,
+                                .rows = rows,
+                                .X = args.X,
+                                .weights = {weights.W1, weights.W1_up, weights.b1, weights.b1_up},
+                                .H = call.saved.H,
+                                .A = A,
+                                .scratch = scratch,
+                                .stream = args.stream,
+                                .tuning = tuning});
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
     if (spec.capacity > 0)
-      run(step::kDownProjection, &Backend::down_projection,
-          {.experts = &call.experts,
-           .rows = rows,
-           .A = A,
-           .W2 = slice(weights.W2, 1, first, columns),
-           .b2 = slice(weights.b2, 1, first, columns),
-           .Y = Y,
-           .scratch = scratch,
-           .stream = args.stream,
-           .tuning = tuning});
-    run(step::kCombine, &Backend::combine,
-        {.experts = &call.experts,
-         .routing = &routing,
-         .row_values = Y,
-         .scale_by_score = true,
-         .addend = tokens_of(slice(args.addend, 1, first, columns), call.part),
-         .out = tokens_of(slice(args.O, 1, first, columns), call.part),
-         .stream = args.stream,
-         .tuning = tuning});
+      run(&Steps::down_projection, {.experts = &call.experts,
+                                    .rows = rows,
+                                    .A = A,
+                                    .W2 = slice(weights.W2, 1, first, columns),
+                                    .b2 = slice(weights.b2, 1, first, columns),
+                                    .Y = Y,
+                                    .scratch = scratch,
+                                    .stream = args.stream,
+                                    .tuning = tuning});
+    run(&Steps::combine, {.experts = &call.experts,
+                          .routing = &routing,
+                          .row_values = Y,
+                          .scale_by_score = true,
+                          .addend = tokens_of(slice(args.addend, 1, first, columns), call.part),
+                          .out = tokens_of(slice(args.O, 1, first, columns), call.part),
+                          .stream = args.stream,
+                          .tuning = tuning});
   });
   if (args.saved) args.saved->state = TILEMOE_SAVED_H, args.saved->dH = nullptr;
 }

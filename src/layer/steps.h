@@ -61,25 +61,27 @@ inline Rows rows_of(const tilemoe_routing& routing, const std::optional<tilemoe_
   return rows;
 }
 
-inline Tuning tuning_of(int32_t block_turns) {
-  return {.ctas_per_sm = std::max<int>(block_turns, 1)};
+inline Tuning tuning_of(int32_t block_turns, const KernelPlan& kernels) {
+  return {.ctas_per_sm = std::max<int>(block_turns, 1), .plan = kernels.get()};
 }
 
-// Runs steps of a backend. The observer, unless null, sees each begin and end.
+// Runs the steps of a call. The observer, unless null, sees each begin and end.
 class StepRunner {
  public:
-  StepRunner(Backend& backend, StepObserver* observer) : backend_(backend), observer_(observer) {}
+  StepRunner(const Backend& backend, StepObserver* observer)
+      : steps_(backend.steps), observer_(observer) {}
 
+  // run(&Steps::combine, {...})
   template <class Args>
-  void operator()(const char* name, void (Backend::*step)(const Args&),
-                  const std::type_identity_t<Args>& args) const {
-    if (observer_) observer_->begin(name);
-    (backend_.*step)(args);
-    if (observer_) observer_->end(name);
+  void operator()(StepRow<Args> Steps::*row, const std::type_identity_t<Args>& args) const {
+    const StepRow<Args>& step = steps_.*row;
+    if (observer_) observer_->begin(step.name);
+    step.run(args);
+    if (observer_) observer_->end(step.name);
   }
 
  private:
-  Backend& backend_;
+  const Steps& steps_;
   StepObserver* observer_;
 };
 

@@ -75,7 +75,7 @@ void check_memory(const tilemoe_sum_rows_args& args) {
 void sum_rows(const tilemoe_sum_rows_args* given) {
   const tilemoe_sum_rows_args args = read_struct("sum_rows args", given);
   check_sizes(args);
-  Backend& backend = backend_for(args.device);
+  const Backend& backend = backend_for(args.device);
   const int64_t rows = args.out.shape[0], d = args.out.shape[1], P = args.place.shape[1];
   const DTypes dtype = {args.out.dtype};
   check_tensor("out", args.out, {{rows, d}, dtype, Strides::kRows});

@@ -26,27 +26,6 @@ class Plan {
   size_t used_ = 0;
 };
 
-// Columns of Y in memory at a time.
-int64_t output_block_columns(const tilemoe_experts& experts) {
-  const int64_t blocks = std::max<int64_t>(experts.column_blocks, 1);
-  const int64_t columns = (experts.d + blocks - 1) / blocks;
-  return blocks == 1 ? columns : std::min(experts.d, (columns + 63) / 64 * 64);
-}
-
-// The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
-// the fewest blocks that fit there, of whole tiles of 256 if possible.
-int64_t input_block_columns(const tilemoe_experts& experts, bool dh_over_h) {
-  const int64_t columns = output_block_columns(experts);
-  if (columns == experts.d || !dh_over_h) return columns;
-  const int64_t room = experts.n + columns;
-  const int64_t blocks = (experts.d + room - 1) / room;
-  const int64_t min_columns = (experts.d + blocks - 1) / blocks;
-  for (int64_t multiple : {256, 64})
-    if (const int64_t whole = (min_columns + multiple - 1) / multiple * multiple; whole <= room)
-      return std::min(experts.d, whole);
-  return columns;
-}
-
 size_t ds_partial_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
   const int64_t partials = checked_product(ds_groups(experts.n), spec.capacity, "ds partials");
   return static_cast<size_t>(checked_product(partials, sizeof(float), "ds partials"));
@@ -70,28 +49,51 @@ int64_t rows_of_an_expert(const tilemoe_routing_spec& spec) {
   return once_a_token ? spec.T : INT64_MAX;
 }
 
+int64_t output_block_columns(const tilemoe_experts& experts) {
+  const int64_t blocks = std::max<int64_t>(experts.column_blocks, 1);
+  const int64_t columns = (experts.d + blocks - 1) / blocks;
+  return blocks == 1 ? columns : std::min(experts.d, (columns + 63) / 64 * 64);
+}
+
+int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
+  const int64_t columns = output_block_columns(experts);
+  if (columns == experts.d || !dH_over_H) return columns;
+  const int64_t room = experts.n + columns;
+  const int64_t blocks = (experts.d + room - 1) / room;
+  const int64_t min_columns = (experts.d + blocks - 1) / blocks;
+  for (int64_t multiple : {256, 64})
+    if (const int64_t whole = (min_columns + multiple - 1) / multiple * multiple; whole <= room)
+      return std::min(experts.d, whole);
+  return columns;
+}
+
 ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
-                         const tilemoe_routing_spec& spec) {
-  const ScratchSizes sizes{.capacity = spec.capacity, .rows_of_an_expert = rows_of_an_expert(spec)};
+                         const tilemoe_routing_spec& spec, const KernelPlan& kernels) {
+  const ScratchSizes sizes{.capacity = spec.capacity,
+                           .rows_of_an_expert = rows_of_an_expert(spec),
+                           .plan = kernels.get()};
+  const Steps& steps = backend.steps;
   Plan plan;
   A = plan.take(row_bytes(experts, spec, experts.n));
   block_columns = output_block_columns(experts);
   Y = plan.take(row_bytes(experts, spec, block_columns));
-  scratch =
-      plan.take_scratch(std::max(backend.scratch_bytes(Step::kUpProjection, experts, sizes),
-                                 backend.scratch_bytes(Step::kDownProjection, experts, sizes)));
+  scratch = plan.take_scratch(std::max(steps.up_projection.scratch_bytes(experts, sizes),
+                                       steps.down_projection.scratch_bytes(experts, sizes)));
   total = plan.used();
 }
 
 BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
-                           const tilemoe_routing_spec& spec, const BackwardWork& work) {
+                           const tilemoe_routing_spec& spec, const BackwardWork& work,
+                           const KernelPlan& kernels) {
   const ScratchSizes sizes{.capacity = spec.capacity,
                            .rows_of_an_expert = rows_of_an_expert(spec),
                            .dW1 = work.wants(TILEMOE_GRADIENT_W1),
-                           .dW1_up = work.wants(TILEMOE_GRADIENT_W1_UP)};
-  const auto scratch_in = [&](Plan& plan, Step step) {
-    return plan.take_scratch(backend.scratch_bytes(step, experts, sizes));
+                           .dW1_up = work.wants(TILEMOE_GRADIENT_W1_UP),
+                           .plan = kernels.get()};
+  const auto scratch_in = [&](Plan& plan, const auto& step) {
+    return plan.take_scratch(step.scratch_bytes(experts, sizes));
   };
+  const Steps& steps = backend.steps;
   Plan all;
   if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
   total = all.used();
@@ -102,29 +104,29 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     if (work.wants(TILEMOE_GRADIENT_W2)) {
       A_scaled = activation.take(row_bytes(experts, spec, experts.n));
       Plan dW2 = activation;
-      dW2_scratch = scratch_in(dW2, Step::kWeightGradient2);
+      dW2_scratch = scratch_in(dW2, steps.weight_gradient_2);
       end(dW2);
     }
     if (work.wants(TILEMOE_GRADIENT_S))
       ds_partial = activation.take(ds_partial_bytes(experts, spec));
-    activation_scratch = scratch_in(activation, Step::kActivationGradient);
+    activation_scratch = scratch_in(activation, steps.activation_gradient);
     end(activation);
   }
   block_columns = input_block_columns(experts, work.dH_over_H);
   if (work.wants(TILEMOE_GRADIENT_X)) {
     Plan dX = all;
     dX_rows = dX.take(row_bytes(experts, spec, block_columns));
-    dX_scratch = scratch_in(dX, Step::kInputGradient);
+    dX_scratch = scratch_in(dX, steps.input_gradient);
     end(dX);
   }
   if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP)) {
     Plan dW1 = all;
-    dW1_scratch = scratch_in(dW1, Step::kWeightGradient1);
+    dW1_scratch = scratch_in(dW1, steps.weight_gradient_1);
     end(dW1);
   }
   if (work.wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP | TILEMOE_GRADIENT_B2)) {
     Plan bias = all;
-    bias_scratch = scratch_in(bias, Step::kBiasGradient);
+    bias_scratch = scratch_in(bias, steps.bias_gradient);
     end(bias);
   }
 }

@@ -17,6 +17,12 @@ size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spe
 // The maximum number of rows of an expert; more than all rows if it is unknown.
 int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 
+// Columns of Y in memory at a time.
+int64_t output_block_columns(const tilemoe_experts& experts);
+// The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
+// the fewest blocks that fit there, of whole tiles of 256 if possible.
+int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H);
+
 // The scratch of a step while it runs.
 struct ScratchRegion {
   size_t place = 0, size = 0;
@@ -29,7 +35,7 @@ struct ForwardPlan {
   ScratchRegion scratch;
 
   ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
-              const tilemoe_routing_spec& spec);
+              const tilemoe_routing_spec& spec, const KernelPlan& kernels = {});
 };
 
 // Intermediate results of a backward.
@@ -67,7 +73,8 @@ struct BackwardPlan {
   ScratchRegion activation_scratch, dW2_scratch, dX_scratch, dW1_scratch, bias_scratch;
 
   BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
-               const tilemoe_routing_spec& spec, const BackwardWork& work);
+               const tilemoe_routing_spec& spec, const BackwardWork& work,
+               const KernelPlan& kernels = {});
 };
 
 }  // namespace tilemoe

@@ -44,7 +44,7 @@ void router_backward(const tilemoe_router_backward_args* given) {
   const tilemoe_routing routing = read_routing(args.routing);
   args.routing = &routing;
   const tilemoe_routing_spec& spec = routing.spec;
-  Backend& backend = backend_for(spec.device);
+  const Backend& backend = backend_for(spec.device);
   const bool rounded = spec.kind == TILEMOE_ROUTING_ROUNDED;
   TILEMOE_CHECK(rounded || spec.kind == TILEMOE_ROUTING_TOP_K,
                 "the routing is of kind " << kind_name(spec.kind) << ", expected top-K or rounded");

@@ -77,7 +77,7 @@ template <class Args>
 struct Building {
   tilemoe_routing routing;
   Args args;
-  Backend& backend;
+  const Backend& backend;
   MemoryUse memory;
 
   Building(tilemoe_routing* to, const char* name, const Args* from, tilemoe_routing_kind kind)
@@ -95,7 +95,7 @@ void top_k(const tilemoe_top_k_args* given) {
   tilemoe_top_k_args args = read_struct("top_k args", given);
   check_scoring(args.scoring);
   check_logits(args.logits, args.device);
-  Backend& backend = backend_for(args.device);
+  const Backend& backend = backend_for(args.device);
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1], K = args.K;
   TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
   check_rule(args, K, E);
@@ -116,7 +116,7 @@ void top_k_scores(const tilemoe_top_k_scores_args* given) {
   check_scoring(args.scoring);
   check_factor(args.routed_scaling_factor);
   check_logits(args.logits, args.device);
-  Backend& backend = backend_for(args.device);
+  const Backend& backend = backend_for(args.device);
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
   TILEMOE_CHECK(args.ids.ndim == 2, "ids are " << describe(args.ids) << ", expected (T, K)");
   const int64_t K = args.ids.shape[1], limit = limits::max_rows(args.device);

@@ -53,11 +53,11 @@ class BackwardProblem : public StepProblem {
     fill_inputs();
   }
 
-  void run(Backend& backend, bool on_device, const Launch& launch = {}) {
+  void run(const Backend& backend, bool on_device, const Launch& launch = {}) {
     std::list<TwinBuffer> scratches;
-    const auto scratch_for = [&](Step step) -> Scratch {
+    const auto scratch_for = [&](const auto& step) -> Scratch {
       const size_t bytes =
-          backend.scratch_bytes(step, experts_, {.capacity = capacity_, .workers = launch.workers});
+          step.scratch_bytes(experts_, {.capacity = capacity_, .workers = launch.workers});
       TwinBuffer& scratch = scratches.emplace_back(bytes);
       return {on_device ? scratch.device() : scratch.host(), bytes};
     };
@@ -68,7 +68,7 @@ class BackwardProblem : public StepProblem {
     const auto optional = [&](TwinTensor& t, bool there) {
       return there ? place(t) : tilemoe_tensor{};
     };
-    backend.activation_gradient(
+    backend.steps.activation_gradient.run(
         {.experts = &experts_,
          .rows = rows,
          .dO = place(dO_),
@@ -78,39 +78,39 @@ class BackwardProblem : public StepProblem {
          .dH = optional(c_.has(kDHOverH) ? H_ : dH_, !c_.has(kWithoutDH)),
          .A_scaled = optional(A_scaled_, !c_.has(kWithoutAScaled)),
          .ds_partial = !c_.has(kWithoutDs) ? static_cast<float*>(place(ds_partial_).data) : nullptr,
-         .scratch = scratch_for(Step::kActivationGradient),
+         .scratch = scratch_for(backend.steps.activation_gradient),
          .stream = nullptr,
          .tuning = launch.tuning(c_)});
-    backend.weight_gradient_2({.experts = &experts_,
-                               .rows = rows,
-                               .dO = place(dO_),
-                               .A_scaled = place(A_scaled_in_),
-                               .dW2 = place(dW2_),
-                               .accumulate = c_.has(kAccumulate),
-                               .scratch = scratch_for(Step::kWeightGradient2),
-                               .stream = nullptr,
-                               .tuning = launch.tuning(c_),
-                               .workers = launch.workers});
-    backend.input_gradient({.experts = &experts_,
-                            .rows = rows,
-                            .dH = place(dH_in_),
-                            .weights = {place(W1_), up(W1_up_), {}, {}},
-                            .dX_rows = place(dX_rows_),
-                            .scratch = scratch_for(Step::kInputGradient),
-                            .stream = nullptr,
-                            .tuning = launch.tuning(c_)});
-    backend.weight_gradient_1({.experts = &experts_,
-                               .rows = rows,
-                               .W1 = place(W1_),
-                               .dH = place(dH_in_),
-                               .X = place(X_),
-                               .dW1 = place(dW1_),
-                               .dW1_up = up(dW1_up_),
-                               .accumulate = c_.has(kAccumulate),
-                               .scratch = scratch_for(Step::kWeightGradient1),
-                               .stream = nullptr,
-                               .tuning = launch.tuning(c_),
-                               .workers = launch.workers});
+    backend.steps.weight_gradient_2.run({.experts = &experts_,
+                                         .rows = rows,
+                                         .dO = place(dO_),
+                                         .A_scaled = place(A_scaled_in_),
+                                         .dW2 = place(dW2_),
+                                         .accumulate = c_.has(kAccumulate),
+                                         .scratch = scratch_for(backend.steps.weight_gradient_2),
+                                         .stream = nullptr,
+                                         .tuning = launch.tuning(c_),
+                                         .workers = launch.workers});
+    backend.steps.input_gradient.run({.experts = &experts_,
+                                      .rows = rows,
+                                      .dH = place(dH_in_),
+                                      .weights = {place(W1_), up(W1_up_), {}, {}},
+                                      .dX_rows = place(dX_rows_),
+                                      .scratch = scratch_for(backend.steps.input_gradient),
+                                      .stream = nullptr,
+                                      .tuning = launch.tuning(c_)});
+    backend.steps.weight_gradient_1.run({.experts = &experts_,
+                                         .rows = rows,
+                                         .W1 = place(W1_),
+                                         .dH = place(dH_in_),
+                                         .X = place(X_),
+                                         .dW1 = place(dW1_),
+                                         .dW1_up = up(dW1_up_),
+                                         .accumulate = c_.has(kAccumulate),
+                                         .scratch = scratch_for(backend.steps.weight_gradient_1),
+                                         .stream = nullptr,
+                                         .tuning = launch.tuning(c_),
+                                         .workers = launch.workers});
     if (!on_device) return;
     expect_cuda(cudaDeviceSynchronize(), "the steps");
     for (const TwinBuffer& scratch : scratches) EXPECT_TRUE(scratch.guards_intact());
@@ -127,8 +127,8 @@ class BackwardProblem : public StepProblem {
   int32_t min_splits(int32_t workers) const {
     const ScratchSizes sizes{.capacity = capacity_, .workers = workers};
     const int sms = cuda::current_device().sms;
-    return std::min(cuda::weight_gradient_splits(Step::kWeightGradient1, experts_, sizes, sms),
-                    cuda::weight_gradient_splits(Step::kWeightGradient2, experts_, sizes, sms));
+    return std::min(cuda::weight_gradient_1_splits(experts_, sizes, sms),
+                    cuda::weight_gradient_2_splits(experts_, sizes, sms));
   }
   TwinTensor& ds_partial() { return ds_partial_; }
   // The partial sums of the rows that exist, group by group.

@@ -31,17 +31,17 @@ class ForwardProblem : public StepProblem {
     fill_inputs();
   }
 
-  void run(Backend& backend, bool on_device) {
+  void run(const Backend& backend, bool on_device) {
     std::vector<std::byte> scratch;
-    const auto scratch_for = [&](Step step) -> Scratch {
-      scratch.resize(backend.scratch_bytes(step, experts_, {.capacity = capacity_}));
+    const auto scratch_for = [&](const auto& step) -> Scratch {
+      scratch.resize(step.scratch_bytes(experts_, {.capacity = capacity_}));
       return {scratch.data(), scratch.size()};
     };
     const auto place = [&](TwinTensor& t) { return t.on(on_device); };
     const auto optional = [&](TwinTensor& t, bool there) {
       return there ? place(t) : tilemoe_tensor{};
     };
-    backend.up_projection(
+    backend.steps.up_projection.run(
         {.experts = &experts_,
          .rows = rows(on_device),
          .X = place(X_),
@@ -49,18 +49,18 @@ class ForwardProblem : public StepProblem {
                      optional(b1_up_, c_.has(kBiases) && split_)},
          .H = optional(H_, !c_.has(kWithoutH)),
          .A = place(A_),
-         .scratch = scratch_for(Step::kUpProjection),
+         .scratch = scratch_for(backend.steps.up_projection),
          .stream = nullptr,
          .tuning = tuning_of(c_)});
-    backend.down_projection({.experts = &experts_,
-                             .rows = rows(on_device),
-                             .A = place(A_in_),
-                             .W2 = place(W2_),
-                             .b2 = optional(b2_, c_.has(kBiases)),
-                             .Y = place(Y_),
-                             .scratch = scratch_for(Step::kDownProjection),
-                             .stream = nullptr,
-                             .tuning = tuning_of(c_)});
+    backend.steps.down_projection.run({.experts = &experts_,
+                                       .rows = rows(on_device),
+                                       .A = place(A_in_),
+                                       .W2 = place(W2_),
+                                       .b2 = optional(b2_, c_.has(kBiases)),
+                                       .Y = place(Y_),
+                                       .scratch = scratch_for(backend.steps.down_projection),
+                                       .stream = nullptr,
+                                       .tuning = tuning_of(c_)});
   }
 
   std::vector<NamedOutput> outputs() {
@@ -145,7 +145,7 @@ TEST(Combine, SumsInTheOrderOfPairs) {
       });
       offsets.fill([&](int64_t e) { return static_cast<double>(e * capacity / E); });
       for (const bool adds : {false, true}) {
-        const auto combine = [&](Backend& backend, bool on_device) {
+        const auto combine = [&](const Backend& backend, bool on_device) {
           const auto place = [&](TwinTensor& t) { return on_device ? t.device() : t.host(); };
           tilemoe_routing routing{};
           routing.spec.kind = TILEMOE_ROUTING_TOP_K;
@@ -154,13 +154,13 @@ TEST(Combine, SumsInTheOrderOfPairs) {
           routing.offsets = static_cast<int32_t*>(place(offsets).data);
           routing.pair_row = static_cast<int32_t*>(place(pair_row).data);
           routing.row_score = static_cast<float*>(place(score).data);
-          backend.combine({.experts = &experts,
-                           .routing = &routing,
-                           .row_values = place(Y),
-                           .scale_by_score = true,
-                           .addend = adds ? place(addend) : tilemoe_tensor{},
-                           .out = place(O),
-                           .stream = nullptr});
+          backend.steps.combine.run({.experts = &experts,
+                                     .routing = &routing,
+                                     .row_values = place(Y),
+                                     .scale_by_score = true,
+                                     .addend = adds ? place(addend) : tilemoe_tensor{},
+                                     .out = place(O),
+                                     .stream = nullptr});
         };
         combine(cuda::backend(), true);
         expect_cuda(cudaDeviceSynchronize(), "combine");

@@ -43,7 +43,7 @@ TEST(Pdl, IsUsedForKernelsThatCanWait) {
   cudaFuncAttributes attributes{};
   TILEMOE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, next_round), "the kernel");
   EXPECT_EQ(attributes.ptxVersion, hopper && !from_ptx() ? 90 : 80);
-  EXPECT_EQ(supports_pdl<next_round>(), hopper && !from_ptx())
+  EXPECT_EQ(supports_pdl<next_round>(device), hopper && !from_ptx())
       << "binary " << attributes.binaryVersion << ", PTX " << attributes.ptxVersion;
 }
 
@@ -60,8 +60,9 @@ TEST(Pdl, NeverRunsAheadOfItsData) {
   TILEMOE_CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
   TILEMOE_CHECK_CUDA(cudaDeviceSynchronize(), "zeros");
   for (int round = 0; round < kRounds; ++round)
-    launch_pdl<next_round>({.blocks = kBlocks, .threads = kThreads, .stream = stream},
-                           RoundParams{numbers[round % 2], numbers[(round + 1) % 2], wrong, round});
+    launch_pdl<next_round>(
+        {.device = device, .blocks = kBlocks, .threads = kThreads, .stream = stream},
+        RoundParams{numbers[round % 2], numbers[(round + 1) % 2], wrong, round});
   TILEMOE_CHECK_CUDA(cudaStreamSynchronize(stream), "rounds");
   int32_t found = -1;
   std::vector<int32_t> last(kNumbers);

@@ -47,7 +47,7 @@ class GradientProblem {
     fill();
   }
 
-  void run(Backend& backend, bool device) {
+  void run(const Backend& backend, bool device) {
     const auto place = [&](TwinTensor& t) { return device ? t.device() : t.host(); };
     tilemoe_routing routing{};
     routing.spec.kind = c_.has(kGrouped) ? TILEMOE_ROUTING_GROUPED : TILEMOE_ROUTING_GENERAL;
@@ -64,27 +64,29 @@ class GradientProblem {
         .offsets = routing.offsets,
         .token = routing.row_token,
         .score = c_.has(kWithoutScores) ? nullptr : static_cast<const float*>(place(scores_).data)};
-    backend.score_gradient({.experts = &experts_,
-                            .routing = &routing,
-                            .ds_partial = static_cast<const float*>(place(ds_partial_).data),
-                            .dO = place(dO_),
-                            .b2 = c_.has(kBiases) ? place(b2_) : tilemoe_tensor{},
-                            .ds = static_cast<float*>(place(ds_).data),
-                            .stream = nullptr});
+    backend.steps.score_gradient.run(
+        {.experts = &experts_,
+         .routing = &routing,
+         .ds_partial = static_cast<const float*>(place(ds_partial_).data),
+         .dO = place(dO_),
+         .b2 = c_.has(kBiases) ? place(b2_) : tilemoe_tensor{},
+         .ds = static_cast<float*>(place(ds_).data),
+         .stream = nullptr});
     TwinBuffer scratch(
-        backend.scratch_bytes(Step::kBiasGradient, experts_, {.capacity = capacity_}));
-    backend.bias_gradient({.experts = &experts_,
-                           .rows = rows,
-                           .dO = place(dO_),
-                           .db2 = place(db2_),
-                           .W1 = W1_,
-                           .dH = place(dH_),
-                           .db1 = place(db1_),
-                           .db1_up = split() ? place(db1_up_) : tilemoe_tensor{},
-                           .accumulate = c_.has(kAccumulate),
-                           .scratch = {device ? scratch.device() : scratch.host(),
-                                       scratch.host_bytes().size() - 2 * TwinBuffer::kGuard},
-                           .stream = nullptr});
+        backend.steps.bias_gradient.scratch_bytes(experts_, {.capacity = capacity_}));
+    backend.steps.bias_gradient.run(
+        {.experts = &experts_,
+         .rows = rows,
+         .dO = place(dO_),
+         .db2 = place(db2_),
+         .W1 = W1_,
+         .dH = place(dH_),
+         .db1 = place(db1_),
+         .db1_up = split() ? place(db1_up_) : tilemoe_tensor{},
+         .accumulate = c_.has(kAccumulate),
+         .scratch = {device ? scratch.device() : scratch.host(),
+                     scratch.host_bytes().size() - 2 * TwinBuffer::kGuard},
+         .stream = nullptr});
     expect_cuda(cudaDeviceSynchronize(), c_.name.c_str());
     const std::vector<uint8_t> bytes = scratch.download();
     for (size_t i = 0; i < TwinBuffer::kGuard; ++i)

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/activation_kinds.h"
-#include "cuda/choose_kernel.h"
 #include "cuda/ops/table.h"
+#include "cuda/plan.h"
 
 namespace tilemoe::test {
 
@@ -191,8 +191,8 @@ inline std::vector<StepCase> step_cases(Passes pass) {
   }
   const cuda::Variant swiglu{.weights = cuda::Major::kMN,
                              .activations = cuda::Activations::kSwiGLU};
-  const cuda::Tiles tiles({cuda::GemmName::kActivationGradient, cuda::ArchName::kSm90, swiglu});
-  for (const cuda::TileConfiguration& tile : tiles) {
+  for (const cuda::TileConfiguration& tile :
+       cuda::tiles_of({cuda::GemmName::kActivationGradient, cuda::ArchName::kSm90, swiglu})) {
     const std::string name =
         (tile.cluster == 1 ? "single" : "cluster") + std::to_string(tile.block_n);
     const bool wide = tile.block_n == 256;

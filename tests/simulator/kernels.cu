@@ -232,7 +232,8 @@ void all_write_one(int32_t* out, int blocks) {
 
 void overlapping_launches(bool waits, int32_t* data, int32_t* out) {
   const OverlapParams params{data, out};
-  const cuda::PdlLaunch where{.blocks = dim3(1), .threads = 64, .stream = nullptr};
+  const cuda::PdlLaunch where{
+      .device = cuda::current_device(), .blocks = dim3(1), .threads = 64, .stream = nullptr};
   launch_pdl<first_launch>(where, params);
   if (waits)
     launch_pdl<second_launch<true>>(where, params);

@@ -41,10 +41,12 @@ const DeviceInfo& known_device(int index) {
   static OncePerDevice<DeviceInfo> devices;
   TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
                           "device " << index << ", the library knows " << kMaxDevices);
-  const DeviceInfo& device = devices.get(index, [&] { return read(index); });
-  require_any_kernel(device);
-  require_code(TILEMOE_CUDA_ARCHS, device);
-  return device;
+  return devices.get(index, [&] {
+    DeviceInfo device = read(index);
+    require_any_kernel(device);
+    require_code(TILEMOE_CUDA_ARCHS, device);
+    return device;
+  });
 }
 
 }  // namespace
@@ -57,9 +59,11 @@ void require_any_kernel(const DeviceInfo& device) {
 }
 
 const DeviceInfo& current_device() {
-  count_devices();
   int index = 0;
-  TILEMOE_CHECK_CUDA(cudaGetDevice(&index), "the current device");
+  if (const cudaError_t found = cudaGetDevice(&index); found != cudaSuccess) {
+    count_devices();  // or why no device is found
+    TILEMOE_CHECK_CUDA(found, "the current device");
+  }
   return known_device(index);
 }
 
@@ -136,7 +140,7 @@ int requested_shared_kib() {
 }  // namespace
 
 int shared_bytes_of_block(const DeviceInfo& device) {
-  const int kib = requested_shared_kib();
+  static const int kib = requested_shared_kib();  // read once
   return kib == INT_MAX ? device.shared_bytes : std::min(device.shared_bytes, kib * 1024);
 }
 

@@ -40,12 +40,12 @@ inline cudaLaunchAttribute pdl_attribute(bool allowed) {
   return attribute;
 }
 
-// Whether the kernel's code on the current device was compiled for 9.0 or more. The device does not
+// Whether the kernel's code on the device, the current one, was compiled for 9.0 or more. The device does not
 // decide it: on Hopper the code may be PTX for 8.0 that the driver compiled (CUDA_FORCE_PTX_JIT=1).
 template <auto kKernel>
-bool supports_pdl() {
+bool supports_pdl(const DeviceInfo& device) {
   static OncePerDevice<bool> known;
-  return known.get(current_device().index, [] {
+  return known.get(device.index, [] {
     cudaFuncAttributes attributes{};
     TILEMOE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kKernel), "what a kernel was made for");
     return std::min(attributes.binaryVersion, attributes.ptxVersion) >= 90;
@@ -53,6 +53,7 @@ bool supports_pdl() {
 }
 
 struct PdlLaunch {
+  const DeviceInfo& device;  // the current one
   dim3 blocks;
   int threads;
   cudaStream_t stream;
@@ -63,7 +64,8 @@ struct PdlLaunch {
 
 template <auto kKernel, class Params>
 void launch_pdl(const PdlLaunch& where, const Params& params) {
-  cudaLaunchAttribute attributes[2] = {pdl_attribute(where.pdl && supports_pdl<kKernel>()), {}};
+  cudaLaunchAttribute attributes[2] = {
+      pdl_attribute(where.pdl && supports_pdl<kKernel>(where.device)), {}};
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {.x = where.cluster, .y = 1, .z = 1};
   cudaLaunchConfig_t config{};

@@ -35,6 +35,9 @@ struct TileConfiguration {
   bool operator==(const TileConfiguration&) const = default;
 };
 
+// A kernel of a GEMM, by its tile in the table of kernels (ops/table.h).
+using Kernel = const TileConfiguration*;
+
 // ---- the recipes by name, for the host; core/recipe.h defines each
 
 enum class RecipeName { kBF16, kF16 };

@@ -1,4 +1,4 @@
-// Launches a persistent grouped GEMM of any arch on the current device: the grid is one wave of
+// Launches a persistent grouped GEMM of any arch on the device of its plan: the grid is one wave of
 // CTAs over the SMs, or tuning.ctas_per_sm of them, and never more CTAs than there are tiles.
 #pragma once
 
@@ -7,6 +7,7 @@
 
 #include "core/backend.h"
 #include "cuda/core/device.h"
+#include "cuda/core/experts_plan.h"
 #include "cuda/core/launch.h"
 
 namespace tilemoe::cuda {
@@ -47,7 +48,7 @@ void launch_gemm(const typename Gemm::Params& params, int64_t max_tiles, void* s
                  const Tuning& tuning) {
   constexpr int kSms = sms_of_cluster<Gemm>();
   constexpr int64_t kTogether = Gemm::Order::kTogether;
-  const DeviceInfo& device = current_device();
+  const DeviceInfo& device = device_of(tuning.plan);
   static OncePerDevice<GemmResidency> residencies;
   const GemmResidency residency = residencies.get(device.index, [&] {
     const GemmResidency found = residency_of<Gemm>(device);
@@ -59,7 +60,8 @@ void launch_gemm(const typename Gemm::Params& params, int64_t max_tiles, void* s
   const int64_t sms = int64_t{std::max(device.sms / kSms, 1)} * kSms;
   const int64_t at_once = sms * residency.ctas * tuning.ctas_per_sm / kTogether;
   const int64_t ctas = std::min(std::max<int64_t>(at_once, 1), max_tiles) * kTogether;
-  const PdlLaunch where{.blocks = dim3(static_cast<unsigned>(ctas)),
+  const PdlLaunch where{.device = device,
+                        .blocks = dim3(static_cast<unsigned>(ctas)),
                         .threads = Gemm::kThreads,
                         .stream = static_cast<cudaStream_t>(stream),
                         .shared_bytes = residency.shared_bytes,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/core/experts_plan.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/launch.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
@@ -113,7 +114,8 @@ void launch_reduce_splits(const typename Gemm::Params& params, const WeightGradi
   typename Epilogue::Params columns = Epilogue::params(step, nullptr);
   columns.gradient.blocks_a_part = params.epilogue.gradient.blocks_a_part * kAcross;
   launch_pdl<reduce_splits<Sums>>(
-      {.blocks = dim3(static_cast<unsigned>(step.splits - 1), kAcross * 2),
+      {.device = device_of(step.tuning.plan),
+       .blocks = dim3(static_cast<unsigned>(step.splits - 1), kAcross * 2),
        .threads = Column::kThreads,
        .stream = static_cast<cudaStream_t>(step.stream)},
       Sums{.order = params.order,

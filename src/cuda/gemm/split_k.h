@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/core/experts_plan.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/launch.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
@@ -108,7 +109,8 @@ __global__ void __launch_bounds__(Reduction::kThreads, Reduction::kMinCtas)
 template <class Reduction, class GemmParams>
 void launch_reduce_splits(const GemmParams& params, const WeightGradient& step) {
   launch_pdl<reduce_splits<Reduction>>(
-      {.blocks = dim3(static_cast<unsigned>(step.splits - 1), Reduction::Sums::kSlices * 2),
+      {.device = device_of(step.tuning.plan),
+       .blocks = dim3(static_cast<unsigned>(step.splits - 1), Reduction::Sums::kSlices * 2),
        .threads = Reduction::kThreads,
        .stream = static_cast<cudaStream_t>(step.stream)},
       Reduction::params(params, step));

@@ -173,9 +173,9 @@ void write_b1(const BiasGradient& step, const ChunkSums& sums, cudaStream_t stre
 
 }  // namespace
 
-size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, int64_t capacity) {
+size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
   const int64_t width = std::max(experts.d, width_of_H(experts));
-  return static_cast<size_t>(max_chunks(capacity, experts.E) * width) * sizeof(float);
+  return static_cast<size_t>(max_chunks(sizes.capacity, experts.E) * width) * sizeof(float);
 }
 
 void bias_gradient(const BiasGradient& step) {

@@ -17,10 +17,10 @@ constexpr int kMaxSharedBytes = 99 * 1024;
 
 // Allows a kernel up to kBytes of dynamic shared memory; once per kernel and device.
 template <auto kKernel, int kBytes>
-void allow_shared_memory() {
+void allow_shared_memory(const DeviceInfo& device) {
   static_assert(kBytes <= kMaxSharedBytes, "no GPU of 99 KiB could run this kernel");
   static OncePerDevice<bool> allowed;
-  allowed.get(current_device().index, [] {
+  allowed.get(device.index, [] {
     cudaFuncAttributes attributes{};
     TILEMOE_CHECK_CUDA(cudaFuncGetAttributes(&attributes, kKernel), "a kernel's shared memory");
     const size_t all = attributes.sharedSizeBytes + kBytes;

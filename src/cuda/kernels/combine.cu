@@ -1,7 +1,7 @@
 // O or dX from the rows of Y or dX~: each token gathers its rows and sums them in float32, in the
 // order of its pairs. No atomics, so the same bits on every run.
 #include "core/check.h"
-#include "cuda/core/device.h"
+#include "cuda/core/experts_plan.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
@@ -123,7 +123,8 @@ void launch_parts(CombineParams params, const Combine& step) {
   const int64_t blocks = (params.outputs * params.part_chunks + kThreads - 1) / kThreads;
   TILEMOE_ASSERT(blocks <= INT32_MAX, "combine of " << params.outputs << " rows");
   launch_pdl<combine_rows<Element, kPairs, kParts, kAtOnce>>(
-      {.blocks = static_cast<unsigned>(blocks),
+      {.device = device_of(step.tuning.plan),
+       .blocks = static_cast<unsigned>(blocks),
        .threads = kThreads,
        .stream = static_cast<cudaStream_t>(step.stream),
        .pdl = step.tuning.pdl},

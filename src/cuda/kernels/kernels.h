@@ -2,10 +2,12 @@
 #pragma once
 
 #include "core/backend.h"
+#include "cuda/core/device.h"
 
 namespace tilemoe::cuda {
 
 void top_k(const tilemoe_top_k_args& args);
+void top_k(const DeviceInfo& device, const tilemoe_top_k_args& args);
 void top_k_scores(const tilemoe_top_k_scores_args& args);
 void route_top_k(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args);
 void route_general(const tilemoe_routing& routing, const tilemoe_route_general_args& args);
@@ -31,7 +33,7 @@ size_t router_losses_scratch_bytes(int64_t T, int64_t E);
 void combine(const Combine& step);
 void score_gradient(const ScoreGradient& step);
 void bias_gradient(const BiasGradient& step);
-size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, int64_t capacity);
+size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 void sum_rows(const tilemoe_sum_rows_args& args);
 
 }  // namespace tilemoe::cuda

@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(kThreads, 1) place_pairs(const SortParams para
 
 }  // namespace
 
-void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_routing& routing,
-                void* stream) {
+void sort_pairs(const DeviceInfo& device, const Pairs& pairs, const PairScratch& scratch,
+                const tilemoe_routing& routing, void* stream) {
   const SortParams params{.pairs = pairs,
                           .block_size = scratch.blocks.size,
                           .blocks = static_cast<int32_t>(scratch.blocks.count),
@@ -252,9 +252,11 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
   const auto blocks = static_cast<unsigned>(params.blocks);
   const auto on = static_cast<cudaStream_t>(stream);
   constexpr int kBytesEach = (kWarps + 2) * sizeof(int32_t);
-  allow_shared_memory<place_pairs, kPlaceRange * kBytesEach>();
-  launch_pdl<count_pairs>({.blocks = blocks, .threads = kThreads, .stream = on}, params);
-  launch_pdl<place_pairs>({.blocks = blocks + 1,
+  allow_shared_memory<place_pairs, kPlaceRange * kBytesEach>(device);
+  launch_pdl<count_pairs>({.device = device, .blocks = blocks, .threads = kThreads, .stream = on},
+                          params);
+  launch_pdl<place_pairs>({.device = device,
+                           .blocks = blocks + 1,
                            .threads = kThreads,
                            .stream = on,
                            .shared_bytes = std::min(kPlaceRange, pairs.E) * kBytesEach},
@@ -265,7 +267,8 @@ void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_ro
 void route_top_k(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args) {
   ScratchLayout layout(args.workspace);
   const PairScratch scratch(routing.spec, layout);
-  sort_pairs({.experts = integer_array(args.ids),
+  sort_pairs(current_device(),
+             {.experts = integer_array(args.ids),
               .scores = float_array(args.scores),
               .tokens = nullptr,
               .K = static_cast<int32_t>(routing.spec.K),

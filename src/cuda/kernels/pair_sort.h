@@ -90,7 +90,7 @@ struct PairScratch {
 };
 
 // Fills offsets, counters, row_token, row_score and pair_row.
-void sort_pairs(const Pairs& pairs, const PairScratch& scratch, const tilemoe_routing& routing,
-                void* stream);
+void sort_pairs(const DeviceInfo& device, const Pairs& pairs, const PairScratch& scratch,
+                const tilemoe_routing& routing, void* stream);
 
 }  // namespace tilemoe::cuda

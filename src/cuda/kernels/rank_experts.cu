@@ -51,10 +51,11 @@ __global__ void __launch_bounds__(kThreads) rank_rows(const RankParams params) {
 
 }  // namespace
 
-void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t max_splits,
-                  void* stream) {
+void rank_experts(const DeviceInfo& device, const Rows& rows, const ExpertRanks& to, int64_t tiles,
+                  int32_t max_splits, void* stream) {
   const int64_t blocks = (rows.E + kExperts - 1) / kExperts;
-  launch_pdl<rank_rows>({.blocks = static_cast<unsigned>(blocks),
+  launch_pdl<rank_rows>({.device = device,
+                         .blocks = static_cast<unsigned>(blocks),
                          .threads = kThreads,
                          .stream = static_cast<cudaStream_t>(stream)},
                         RankParams{.offsets = rows.offsets,

@@ -112,12 +112,12 @@ struct RoundParams {
 };
 
 // Fills ids, counts, codes and nan_tokens from the logits (T, E).
-void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& scratch,
-                  void* stream);
+void weigh_tokens(const DeviceInfo& device, const tilemoe_tensor& logits, int64_t K,
+                  const RoundScratch& scratch, void* stream);
 
 // From the counts: every target f', the routing's offsets and counters, expert_counts, and of
 // several groups the rows that an expert has in those before.
-void find_targets(const RoundParams& params, void* stream);
+void find_targets(const DeviceInfo& device, const RoundParams& params, void* stream);
 
 // One token's softmax and choice as token rounding sees them, with the CPU's bits. By all lanes of
 // a warp; translation units compile it without contraction.

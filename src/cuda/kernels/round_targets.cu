@@ -166,17 +166,19 @@ __global__ void __launch_bounds__(kAddThreads) add_groups(const RoundParams para
 
 }  // namespace
 
-void find_targets(const RoundParams& params, void* stream) {
+void find_targets(const DeviceInfo& device, const RoundParams& params, void* stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   const auto groups = static_cast<unsigned>(params.scratch.groups.count);
   const auto experts = static_cast<unsigned>(params.routing.spec.E);
   if (params.scratch.several_groups()) {
     launch_pdl<round_counts<true>>(
-        {.blocks = groups, .threads = 1 << kTargetBits<true>, .stream = on}, params);
-    launch_pdl<add_groups>({.blocks = experts + 1, .threads = kAddThreads, .stream = on}, params);
+        {.device = device, .blocks = groups, .threads = 1 << kTargetBits<true>, .stream = on},
+        params);
+    launch_pdl<add_groups>(
+        {.device = device, .blocks = experts + 1, .threads = kAddThreads, .stream = on}, params);
   } else {
-    launch_pdl<round_counts<false>>({.blocks = 1, .threads = 1 << kTargetBits<false>, .stream = on},
-                                    params);
+    launch_pdl<round_counts<false>>(
+        {.device = device, .blocks = 1, .threads = 1 << kTargetBits<false>, .stream = on}, params);
   }
 }
 

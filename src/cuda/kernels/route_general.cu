@@ -105,12 +105,14 @@ void route_general(const tilemoe_routing& routing, const tilemoe_route_general_a
   const KernelLaunch by_triples{.blocks = blocks, .threads = kThreads, .stream = stream};
   launch_kernel("the largest tokens of triples", by_triples, find_largest_tokens, params);
   launch_kernel("tokens and experts of triples", by_triples, settle_triples, params);
-  const int64_t token_blocks = std::min<int64_t>(spec.T / kThreads + 1, current_device().sms * 4);
+  const DeviceInfo& device = current_device();
+  const int64_t token_blocks = std::min<int64_t>(spec.T / kThreads + 1, device.sms * 4);
   launch_kernel(
       "offsets of tokens",
       {.blocks = static_cast<unsigned>(token_blocks), .threads = kThreads, .stream = stream},
       fill_token_offsets, scratch.tokens, spec.pairs, spec.T, routing.token_offsets);
-  sort_pairs({.experts = {scratch.experts, false},
+  sort_pairs(device,
+             {.experts = {scratch.experts, false},
               .scores = float_array(args.scores),
               .tokens = scratch.tokens,
               .K = 0,

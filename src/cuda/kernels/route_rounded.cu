@@ -218,20 +218,27 @@ void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_a
                            .expert_counts = static_cast<int32_t*>(args.expert_counts.data),
                            .scratch = RoundScratch(spec, layout)};
   const RoundScratch& scratch = params.scratch;
-  weigh_tokens(args.logits, spec.K, scratch, args.stream);
+  const DeviceInfo& device = current_device();
+  weigh_tokens(device, args.logits, spec.K, scratch, args.stream);
   const auto experts = static_cast<unsigned>(spec.E);
   const auto groups = static_cast<unsigned>(scratch.groups.count);
-  find_targets(params, args.stream);
+  find_targets(device, params, args.stream);
   if (scratch.several_groups() && scratch.groups.tokens <= kLittleGroup)
-    launch_pdl<fill_rows<kLittleBits>>(
-        {.blocks = experts * groups, .threads = 1 << kLittleBits, .stream = stream}, params);
+    launch_pdl<fill_rows<kLittleBits>>({.device = device,
+                                        .blocks = experts * groups,
+                                        .threads = 1 << kLittleBits,
+                                        .stream = stream},
+                                       params);
   else
     launch_pdl<fill_rows<kMuchBits>>(
-        {.blocks = experts * groups, .threads = 1 << kMuchBits, .stream = stream}, params);
+        {.device = device, .blocks = experts * groups, .threads = 1 << kMuchBits, .stream = stream},
+        params);
   const int64_t pair_blocks = (scratch.words + kPairWarps - 1) / kPairWarps;
-  launch_pdl<list_pairs>(
-      {.blocks = static_cast<unsigned>(pair_blocks + 1), .threads = kPairThreads, .stream = stream},
-      params);
+  launch_pdl<list_pairs>({.device = device,
+                          .blocks = static_cast<unsigned>(pair_blocks + 1),
+                          .threads = kPairThreads,
+                          .stream = stream},
+                         params);
 }
 
 }  // namespace tilemoe::cuda

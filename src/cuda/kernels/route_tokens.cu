@@ -160,9 +160,11 @@ void launch(const RouteTokensParams& params, cudaStream_t stream) {
   const auto tiles = static_cast<unsigned>((params.choice.T + kTileTokens - 1) / kTileTokens);
   const auto groups = static_cast<unsigned>((params.choice.E + kWarps - 1) / kWarps);
   const auto parts = static_cast<unsigned>(params.partial.parts);
-  launch_pdl<route_tokens_by_blocks<kSlots>>(
-      {.blocks = dim3(parts, groups, std::max(tiles, 1u)), .threads = kThreads, .stream = stream},
-      params);
+  launch_pdl<route_tokens_by_blocks<kSlots>>({.device = current_device(),
+                                              .blocks = dim3(parts, groups, std::max(tiles, 1u)),
+                                              .threads = kThreads,
+                                              .stream = stream},
+                                             params);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // ds of every pair: the sum of its row's groups of columns, in order, and <dO_t, b2_e>.
 #include "core/check.h"
-#include "cuda/core/device.h"
+#include "cuda/core/experts_plan.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
@@ -102,7 +102,7 @@ void score_gradient(const ScoreGradient& step) {
       .ds = step.ds};
   if (params.pairs == 0) return;
   const int64_t all_threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
-  const bool large = params.pairs >= int64_t{kPairThreads} * current_device().sms;
+  const bool large = params.pairs >= int64_t{kPairThreads} * device_of(step.tuning.plan).sms;
   const int threads = !biased && large ? kPairThreads : kThreads;
   const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
     return biased ? &sum_with_bias<Element> : &sum_partials;

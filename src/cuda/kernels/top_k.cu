@@ -106,32 +106,32 @@ __global__ void __launch_bounds__(kThreads, kWideBlocks)
 }
 
 // As many CTAs as the tokens need, or as the GPU holds at once with `each` CTAs per SM.
-unsigned warp_blocks(const TopKParams& params, int64_t each) {
+unsigned warp_blocks(const DeviceInfo& device, const TopKParams& params, int64_t each) {
   return static_cast<unsigned>(
-      std::min<int64_t>((params.T + kWarps - 1) / kWarps, current_device().sms * each));
+      std::min<int64_t>((params.T + kWarps - 1) / kWarps, device.sms * each));
 }
 
 template <int kSlots, bool kGroups>
-void launch_warps(const TopKParams& params, cudaStream_t stream) {
+void launch_warps(const DeviceInfo& device, const TopKParams& params, cudaStream_t stream) {
   launch_kernel("top-K",
-                {.blocks = warp_blocks(params, kBlocksAtOnce<kSlots, kGroups>),
+                {.blocks = warp_blocks(device, params, kBlocksAtOnce<kSlots, kGroups>),
                  .threads = kThreads,
                  .stream = stream},
                 top_k_by_warps<kSlots, kGroups>, params);
 }
 
 template <int kSlots>
-void launch_warps(const TopKParams& params, cudaStream_t stream) {
+void launch_warps(const DeviceInfo& device, const TopKParams& params, cudaStream_t stream) {
   if (params.groups.limits())
-    launch_warps<kSlots, true>(params, stream);
+    launch_warps<kSlots, true>(device, params, stream);
   else
-    launch_warps<kSlots, false>(params, stream);
+    launch_warps<kSlots, false>(device, params, stream);
 }
 
-void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
+void launch_wide_warps(const DeviceInfo& device, const TopKParams& params, cudaStream_t stream) {
   with_float(params.logits.dtype, [&]<class Logit>() {
     launch_kernel("top-K",
-                  {.blocks = warp_blocks(params, 3), .threads = kThreads, .stream = stream},
+                  {.blocks = warp_blocks(device, params, 3), .threads = kThreads, .stream = stream},
                   top_k_by_wide_warps<Logit>, params);
   });
 }
@@ -139,6 +139,10 @@ void launch_wide_warps(const TopKParams& params, cudaStream_t stream) {
 }  // namespace
 
 void top_k(const tilemoe_top_k_args& args) {
+  top_k(current_device(), args);
+}
+
+void top_k(const DeviceInfo& device, const tilemoe_top_k_args& args) {
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1];
   const auto stream = static_cast<cudaStream_t>(args.stream);
   const TopKParams params{.logits = logit_rows(args.logits),
@@ -159,19 +163,19 @@ void top_k(const tilemoe_top_k_args& args) {
   if (T == 0) return;
   const bool many_in_groups = E > kMaxWarpExperts && params.groups.limits();
   if (E > kMaxWideExperts || args.K > kWarp || many_in_groups)
-    launch_top_k_by_blocks<kThreads>(params, stream);
+    launch_top_k_by_blocks<kThreads>(device, params, stream);
   else if (E > kMaxWarpExperts)
-    launch_wide_warps(params, stream);
+    launch_wide_warps(device, params, stream);
   else if (E <= 32)
-    launch_warps<1>(params, stream);
+    launch_warps<1>(device, params, stream);
   else if (E <= 64)
-    launch_warps<2>(params, stream);
+    launch_warps<2>(device, params, stream);
   else if (E <= 128)
-    launch_warps<4>(params, stream);
+    launch_warps<4>(device, params, stream);
   else if (E <= 256)
-    launch_warps<8>(params, stream);
+    launch_warps<8>(device, params, stream);
   else
-    launch_warps<16>(params, stream);
+    launch_warps<16>(device, params, stream);
 }
 
 }  // namespace tilemoe::cuda

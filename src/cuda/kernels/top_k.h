@@ -300,9 +300,10 @@ __global__ void __launch_bounds__(kThreads, 3) top_k_by_blocks(const TopKParams 
 }
 
 template <int kThreads>
-void launch_top_k_by_blocks(const TopKParams& params, cudaStream_t stream) {
+void launch_top_k_by_blocks(const DeviceInfo& device, const TopKParams& params,
+                            cudaStream_t stream) {
   constexpr int kBytesEach = sizeof(float) + sizeof(int32_t);
-  allow_shared_memory<top_k_by_blocks<kThreads>, kMaxSharedK * kBytesEach>();
+  allow_shared_memory<top_k_by_blocks<kThreads>, kMaxSharedK * kBytesEach>(device);
   const int64_t bytes = params.K <= kMaxSharedK ? params.K * kBytesEach : 0;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(params.T, INT32_MAX));
   launch_kernel("top-K",

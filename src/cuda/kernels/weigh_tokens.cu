@@ -112,10 +112,11 @@ __global__ void __launch_bounds__(kThreads, kSlots > 8 ? 2 : 3)
 }
 
 template <int kSlots>
-void launch_warps(const WeighParams& params, cudaStream_t stream) {
-  allow_shared_memory<choose_and_weigh<kSlots>, kSlots * kWarp * sizeof(TileRow)>();
+void launch_warps(const DeviceInfo& device, const WeighParams& params, cudaStream_t stream) {
+  allow_shared_memory<choose_and_weigh<kSlots>, kSlots * kWarp * sizeof(TileRow)>(device);
   launch_pdl<choose_and_weigh<kSlots>>(
-      {.blocks = static_cast<unsigned>(params.scratch.words),
+      {.device = device,
+       .blocks = static_cast<unsigned>(params.scratch.words),
        .threads = kThreads,
        .stream = stream,
        .shared_bytes = params.E * static_cast<int>(sizeof(TileRow))},
@@ -177,8 +178,8 @@ __global__ void __launch_bounds__(kThreads, 3) weigh_chosen(const WeighParams pa
 
 }  // namespace
 
-void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& scratch,
-                  void* stream) {
+void weigh_tokens(const DeviceInfo& device, const tilemoe_tensor& logits, int64_t K,
+                  const RoundScratch& scratch, void* stream) {
   const int64_t T = logits.shape[0], E = logits.shape[1];
   const auto on = static_cast<cudaStream_t>(stream);
   const WeighParams params{.logits = logit_rows(logits),
@@ -193,25 +194,27 @@ void weigh_tokens(const tilemoe_tensor& logits, int64_t K, const RoundScratch& s
         cudaMemsetAsync(scratch.counts, 0, scratch.zeroed_bytes, on),
         "token rounding: " << E << " counts of " << scratch.groups.count << " groups");
   if (by_top_k) {
-    top_k(choice_args(logits, K, scratch.ids, scratch.scores,
-                      top_k_counts ? scratch.counts : nullptr, stream));
+    top_k(device, choice_args(logits, K, scratch.ids, scratch.scores,
+                              top_k_counts ? scratch.counts : nullptr, stream));
     if (T == 0) return;
     return with_float(logits.dtype, [&]<class Logit>() {
-      launch_pdl<weigh_chosen<Logit>>(
-          {.blocks = static_cast<unsigned>(scratch.words), .threads = kThreads, .stream = on},
-          params);
+      launch_pdl<weigh_chosen<Logit>>({.device = device,
+                                       .blocks = static_cast<unsigned>(scratch.words),
+                                       .threads = kThreads,
+                                       .stream = on},
+                                      params);
     });
   }
   if (E <= 32)
-    launch_warps<1>(params, on);
+    launch_warps<1>(device, params, on);
   else if (E <= 64)
-    launch_warps<2>(params, on);
+    launch_warps<2>(device, params, on);
   else if (E <= 128)
-    launch_warps<4>(params, on);
+    launch_warps<4>(device, params, on);
   else if (E <= 256)
-    launch_warps<8>(params, on);
+    launch_warps<8>(device, params, on);
   else
-    launch_warps<16>(params, on);
+    launch_warps<16>(device, params, on);
 }
 
 }  // namespace tilemoe::cuda

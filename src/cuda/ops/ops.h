@@ -138,7 +138,7 @@ void run(const WeightGradient& step) {
                                                         .max_splits = step.splits},
                                          .E = static_cast<int32_t>(E),
                                          .reference = reference}};
-  rank_experts(step.rows, ranks, tiles, step.splits, step.stream);
+  rank_experts(device_of(step.tuning.plan), step.rows, ranks, tiles, step.splits, step.stream);
   Arch::template launch<Gemm>(params, E * tiles + step.splits, step.stream, step.tuning);
   if (step.splits >= 2) Arch::template reduce_splits<Gemm>(params, step);
 }

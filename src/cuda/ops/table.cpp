@@ -33,19 +33,17 @@ constexpr Start<Step> kStarts[] = {
 }  // namespace instances
 
 template <class Step>
-void start(const KernelKey& key, const TileConfiguration& tile, const Step& step) {
-  for (size_t i = 0; i < std::size(instances::kRows); ++i) {
-    const instances::Row& row = instances::kRows[i];
-    if (row.tile == tile && row.key == key) return instances::kStarts<Step>[i](step);
-  }
-  TILEMOE_ASSERT(false, "no kernel of " << tile.block_m << " by " << tile.block_n << " for product "
-                                        << static_cast<int>(key.gemm));
+void start(Kernel kernel, const Step& step) {
+  const auto place = static_cast<size_t>(kernel - instances::kIndex.tile.data());
+  const instances::Start<Step> run = instances::kStarts<Step>[instances::kIndex.row.at(place)];
+  TILEMOE_ASSERT(run, "row " << place << " of the kernels is of another step");
+  run(step);
 }
 
-template void start(const KernelKey&, const TileConfiguration&, const UpProjection&);
-template void start(const KernelKey&, const TileConfiguration&, const DownProjection&);
-template void start(const KernelKey&, const TileConfiguration&, const ActivationGradient&);
-template void start(const KernelKey&, const TileConfiguration&, const InputGradient&);
-template void start(const KernelKey&, const TileConfiguration&, const WeightGradient&);
+template void start(Kernel, const UpProjection&);
+template void start(Kernel, const DownProjection&);
+template void start(Kernel, const ActivationGradient&);
+template void start(Kernel, const InputGradient&);
+template void start(Kernel, const WeightGradient&);
 
 }  // namespace tilemoe::cuda

@@ -2,8 +2,12 @@
 // the tiles by name.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <span>
 
 #include "core/backend.h"
 #include "cuda/core/gemm_steps.h"
@@ -111,28 +115,54 @@ inline constexpr Row kRows[] = {
 #undef KERNEL
 };
 
+inline constexpr size_t kRowCount = std::size(kRows);
+
+// A number that differs for keys that differ.
+constexpr uint32_t number_of(const KernelKey& key) {
+  uint32_t number = 0;
+  const auto append = [&](auto field, uint32_t values) {
+    number = number * values + static_cast<uint32_t>(field);
+  };
+  append(key.gemm, 5), append(key.arch, 3);
+  append(key.variant.recipe, 2), append(key.variant.weights, 2);
+  append(key.variant.activations, 3), append(key.variant.interleaved_columns, 2);
+  append(key.variant.gathers, 2), append(key.variant.float_out, 2), append(key.variant.out, 2);
+  return number;
+}
+
+// The rows sorted by key, those of a key in the order of the table. Sorted at compile time: a key is
+// found by bisection.
+struct Index {
+  std::array<uint32_t, kRowCount> key{};  // number_of() each row's
+  std::array<TileConfiguration, kRowCount> tile{};
+  std::array<size_t, kRowCount> row{};  // of kRows
+};
+inline constexpr Index kIndex = [] {
+  Index index;
+  for (size_t i = 0; i < kRowCount; ++i) index.row[i] = i;
+  std::sort(index.row.begin(), index.row.end(), [](size_t a, size_t b) {
+    const uint32_t key_a = number_of(kRows[a].key), key_b = number_of(kRows[b].key);
+    return key_a != key_b ? key_a < key_b : a < b;
+  });
+  for (size_t i = 0; i < kRowCount; ++i) {
+    index.key[i] = number_of(kRows[index.row[i]].key);
+    index.tile[i] = kRows[index.row[i]].tile;
+  }
+  return index;
+}();
+
 }  // namespace instances
 
 // The tiles that a key has kernels for, in the order of the table; empty: no such kernel exists.
-class Tiles {
- public:
-  constexpr explicit Tiles(const KernelKey& key) {
-    for (const instances::Row& row : instances::kRows)
-      if (row.key == key) tiles_.at(count_++) = row.tile;
-  }
-  constexpr const TileConfiguration* begin() const { return tiles_.data(); }
-  constexpr const TileConfiguration* end() const { return begin() + count_; }
-  constexpr const TileConfiguration* data() const { return begin(); }
-  constexpr size_t size() const { return count_; }
-  constexpr bool empty() const { return count_ == 0; }
+constexpr std::span<const TileConfiguration> tiles_of(const KernelKey& key) {
+  const auto& keys = instances::kIndex.key;
+  const auto [first, last] = std::equal_range(keys.begin(), keys.end(), instances::number_of(key));
+  return {instances::kIndex.tile.data() + (first - keys.begin()),
+          static_cast<size_t>(last - first)};
+}
 
- private:
-  std::array<TileConfiguration, 8> tiles_{};
-  size_t count_ = 0;
-};
-
-// Starts the kernel of a row. Throws if the table has no such row.
+// Starts a kernel, which is an element of tiles_of() its key.
 template <class Step>
-void start(const KernelKey& key, const TileConfiguration& tile, const Step& step);
+void start(Kernel kernel, const Step& step);
 
 }  // namespace tilemoe::cuda

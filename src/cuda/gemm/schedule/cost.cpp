@@ -88,8 +88,9 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
 
 }  // namespace
 
-TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
-                              const DeviceModel& device) {
+const TileConfiguration& choose_tile(const ProjectionSize& size,
+                                     std::span<const TileConfiguration> from,
+                                     const DeviceModel& device) {
   return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
     return cycles(size, a, device) < cycles(size, b, device);
   });

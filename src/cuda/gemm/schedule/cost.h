@@ -86,8 +86,9 @@ struct ProjectionSize {
   bool gathers = false;      // rows of A come by threads' copies
 };
 
-// One of `from`, which is not empty.
-TileConfiguration choose_tile(const ProjectionSize& size, std::span<const TileConfiguration> from,
-                              const DeviceModel& device);
+// An element of `from`, which is not empty.
+const TileConfiguration& choose_tile(const ProjectionSize& size,
+                                     std::span<const TileConfiguration> from,
+                                     const DeviceModel& device);
 
 }  // namespace tilemoe::cuda

@@ -51,19 +51,28 @@ int32_t weight_gradient_splits(const WeightGradientSize& size, int32_t workers) 
                     workers);
 }
 
-int32_t weight_gradient_splits(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
-                               int sms) {
+namespace {
+
+// Of a GEMM with `parts` dense parts of `dense_columns` columns.
+int32_t splits_of(const tilemoe_experts& experts, const ScratchSizes& sizes, int sms,
+                  int64_t dense_columns, int parts) {
+  return weight_gradient_splits({.dense_columns = dense_columns,
+                                 .parts = parts,
+                                 .d = experts.d,
+                                 .capacity = sizes.capacity,
+                                 .of_an_expert = sizes.rows_of_an_expert},
+                                workers_of(sizes.workers, sms));
+}
+
+}  // namespace
+
+int32_t weight_gradient_1_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
+                                 int sms) {
   const auto splits = [&](int64_t dense_columns, int parts) {
-    return weight_gradient_splits({.dense_columns = dense_columns,
-                                   .parts = parts,
-                                   .d = experts.d,
-                                   .capacity = sizes.capacity,
-                                   .of_an_expert = sizes.rows_of_an_expert},
-                                  workers_of(sizes.workers, sms));
+    return splits_of(experts, sizes, sms, dense_columns, parts);
   };
   const int64_t n = experts.n;
-  if (step == Step::kWeightGradient2 || !tilemoe_activation_gated(experts.activation))
-    return splits(n, 1);
+  if (!tilemoe_activation_gated(experts.activation)) return splits(n, 1);
   switch (experts.gate_layout) {
     case TILEMOE_GATE_CONCATENATED: return splits(n, 2);
     // Two parts, or one with interleaved gate/up columns, by the strides of the weight.
@@ -72,6 +81,11 @@ int32_t weight_gradient_splits(Step step, const tilemoe_experts& experts, const 
   }
   // If two outputs may be wanted, either may be wanted alone.
   return sizes.dW1 && sizes.dW1_up ? std::max(splits(n, 2), splits(n, 1)) : splits(n, 1);
+}
+
+int32_t weight_gradient_2_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
+                                 int sms) {
+  return splits_of(experts, sizes, sms, experts.n, 1);
 }
 
 }  // namespace tilemoe::cuda

@@ -33,8 +33,11 @@ int32_t workers_of(int32_t requested, int sms);
 // maximum, from ids that repeat within a token, are then not split: slower, but correct.
 int32_t weight_gradient_splits(const WeightGradientSize& size, int32_t workers);
 
-// Splits of the step: the maximum over the outputs that may be wanted.
-int32_t weight_gradient_splits(Step step, const tilemoe_experts& experts, const ScratchSizes& sizes,
-                               int sms);
+// Splits of the steps weight_gradient_1 and weight_gradient_2: the maximum over the outputs that may
+// be wanted.
+int32_t weight_gradient_1_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
+                                 int sms);
+int32_t weight_gradient_2_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
+                                 int sms);
 
 }  // namespace tilemoe::cuda

@@ -16,6 +16,8 @@
 
 namespace tilemoe::cuda {
 
+struct DeviceInfo;
+
 // Rows of an expert that are cut together: one k block, or several of a kernel that has smaller
 // ones.
 constexpr int32_t kSumRows = 64;
@@ -162,7 +164,7 @@ struct ExpertRanks {
 };
 
 // Fills in both; `tiles` are reference tiles of an expert.
-void rank_experts(const Rows& rows, const ExpertRanks& to, int64_t tiles, int32_t max_splits,
-                  void* stream);
+void rank_experts(const DeviceInfo& device, const Rows& rows, const ExpertRanks& to, int64_t tiles,
+                  int32_t max_splits, void* stream);
 
 }  // namespace tilemoe::cuda

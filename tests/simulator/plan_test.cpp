@@ -1,0 +1,125 @@
+// The plan of a call: made once for forward and backward, before anything is written, and changed by
+// nothing that happens within the call.
+#include "cuda/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "cuda/arch.h"
+#include "simulator/machine/machine.h"
+#include "simulator/setting.h"
+#include "tilemoe/error.h"
+#include "verify/problem.h"
+#include "verify/registry.h"
+
+namespace tilemoe {
+namespace {
+
+using simulator::Machine;
+
+void simulate(const char* setting_name) {
+  const simulator::Setting& setting = simulator::setting_of(setting_name);
+  Machine::instance().set_device(setting.device);
+  ASSERT_EQ(tilemoe_set_cuda_arch(setting.arch), TILEMOE_SUCCESS) << tilemoe_last_error();
+}
+
+verify::Inputs inputs_of(const char* name) {
+  return verify::make_inputs(*verify::find_case(name), 1);
+}
+
+// A layer of bfloat16 and SwiGLU; nothing in it has data.
+struct Layer {
+  tilemoe_experts experts{};
+  tilemoe_weights weights{};
+  Rows rows{.E = 4, .capacity = 64};
+
+  Layer() {
+    experts.dtype = TILEMOE_BFLOAT16, experts.activation = TILEMOE_SWIGLU;
+    experts.E = 4, experts.d = 128, experts.n = 64;
+    for (tilemoe_tensor* W : {&weights.W1, &weights.W2}) W->stride[1] = 128, W->stride[2] = 1;
+  }
+  KernelPlan plan() const {
+    return cuda::plan_for({.experts = experts,
+                           .rows = rows,
+                           .weights = weights,
+                           .Y_columns = experts.d,
+                           .dX_columns = experts.d,
+                           .dX_columns_over_H = experts.d});
+  }
+};
+
+uint64_t device_queries_of(const auto& call) {
+  const uint64_t before = Machine::instance().device_queries();
+  call();
+  return Machine::instance().device_queries() - before;
+}
+
+TEST(Plan, CallsAskForTheirDeviceOnce) {
+  simulate("sm90");
+  const verify::Inputs inputs = inputs_of("biases/bfloat16");
+  verify::Problem problem(inputs, verify::cuda_memory());
+  problem.run();  // the first call reads properties
+  problem.route();
+  const ForwardArgs forward = problem.forward_args();
+  EXPECT_EQ(device_queries_of([&] { problem.experts().forward(forward); }), 1u);
+  const BackwardArgs backward = problem.backward_args();
+  EXPECT_EQ(device_queries_of([&] { problem.experts().backward(backward); }), 1u);
+}
+
+TEST(Plan, IsMadeOnceForForwardAndBackward) {
+  simulate("sm90");
+  Layer layer;
+  const KernelPlan made = layer.plan();
+  ASSERT_NE(made, nullptr);
+  EXPECT_EQ(layer.plan(), made);
+  for (const auto& planned : {made->up_projection, made->down_projection,
+                              made->activation_gradient, made->input_gradient[0]})
+    EXPECT_NE(planned.kernel, nullptr);
+
+  layer.weights.W2.stride[1] = 1, layer.weights.W2.stride[2] = 128;
+  EXPECT_NE(layer.plan()->down_projection.kernel, made->down_projection.kernel);
+  layer.rows.capacity = 65;
+  EXPECT_NE(layer.plan(), made);
+}
+
+TEST(Plan, OfACallKeepsItsArch) {
+  simulate("sm90");
+  const Layer layer;
+  const KernelPlan made = layer.plan();
+  EXPECT_EQ(made->arch, cuda::ArchName::kSm90);
+  ASSERT_EQ(tilemoe_set_cuda_arch("sm80"), TILEMOE_SUCCESS);
+  EXPECT_EQ(made->arch, cuda::ArchName::kSm90);
+  EXPECT_EQ(cuda::arch_of(made.get()), cuda::ArchName::kSm90);
+  EXPECT_EQ(layer.plan()->arch, cuda::ArchName::kSm80);
+  ASSERT_EQ(tilemoe_set_cuda_arch("sm90"), TILEMOE_SUCCESS);
+  EXPECT_EQ(layer.plan()->arch, cuda::ArchName::kSm90);
+}
+
+#ifdef TILEMOE_WITH_SM100
+TEST(Plan, RefusesBeforeACallWrites) {
+  setenv("TILEMOE_2CTA", "maybe", 1);
+  simulate("sm100");
+  const verify::Inputs inputs = inputs_of("smallest/bfloat16");
+  verify::Problem problem(inputs, verify::cuda_memory());
+  problem.poison();
+  problem.route();
+  const auto before = problem.fingerprints();
+  const ForwardArgs args = problem.forward_args();
+  EXPECT_THROW(problem.experts().forward(args), Error);
+  EXPECT_TRUE(problem.outputs_other_than(before).empty());
+  EXPECT_TRUE(problem.H_is_poisoned());
+
+  // A valid value then holds for the process.
+  setenv("TILEMOE_2CTA", "0", 1);
+  EXPECT_NO_THROW(problem.experts().forward(args));
+  setenv("TILEMOE_2CTA", "maybe", 1);
+  EXPECT_NO_THROW(problem.experts().forward(args));
+  EXPECT_FALSE(problem.H_is_poisoned());
+  unsetenv("TILEMOE_2CTA");
+}
+#endif
+
+}  // namespace
+}  // namespace tilemoe
