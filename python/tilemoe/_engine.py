@@ -10,16 +10,21 @@ _running = getattr(torch._C, "_current_autograd_node", lambda: None)
 _will_execute = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
 
 
-def needed_now(ctx, needs):
-    """`needs`, ctx.needs_input_grad, without the inputs whose edge the engine does not run.
+def needed_now(ctx):
+    """The inputs whose gradients are needed, one bit each: those of ctx.needs_input_grad, without
+    the inputs whose edge the engine does not run.
 
-    Unchanged if the engine does not report it: while torch.compile traces, under compiled autograd,
-    and for a node that is called without the engine. Inputs that are outputs of one node share an
-    edge and count together."""
-    if torch.compiler.is_compiling() or _running() is not ctx:
-        return needs
-    nodes = (node for node, _ in ctx.next_functions if node is not None)  # one for each need
-    return [need and _runs(next(nodes)) for need in needs]
+    All of them if the engine does not report it: while torch.compile traces, under compiled
+    autograd, and for a node that is called without the engine. Inputs that are outputs of one node
+    share an edge and count together."""
+    needs, nodes = ctx.needs_input_grad, None
+    if not torch.compiler.is_compiling() and _running() is ctx:
+        nodes = iter([node for node, _ in ctx.next_functions if node is not None])  # one a need
+    bits = 0
+    for i, need in enumerate(needs):
+        if need and (nodes is None or _runs(next(nodes))):
+            bits |= 1 << i
+    return bits
 
 
 def _runs(node):
