@@ -17,18 +17,15 @@ def needed_now(ctx):
     All of them if the engine does not report it: while torch.compile traces, under compiled
     autograd, and for a node that is called without the engine. Inputs that are outputs of one node
     share an edge and count together."""
-    needs, nodes = ctx.needs_input_grad, None
-    if not torch.compiler.is_compiling() and _running() is ctx:
-        nodes = iter([node for node, _ in ctx.next_functions if node is not None])  # one a need
+    needed = [i for i, need in enumerate(ctx.needs_input_grad) if need]
+    if torch.compiler.is_compiling() or _running() is not ctx:
+        return sum(1 << i for i in needed)
     bits = 0
-    for i, need in enumerate(needs):
-        if need and (nodes is None or _runs(next(nodes))):
-            bits |= 1 << i
+    nodes = [node for node, _ in ctx.next_functions if node is not None]
+    for i, node in zip(needed, nodes, strict=True):
+        try:
+            runs = _will_execute(node)
+        except RuntimeError:  # torch raises it for a leaf that autograd.grad received as an input
+            runs = True
+        bits |= runs << i
     return bits
-
-
-def _runs(node):
-    try:
-        return _will_execute(node)
-    except RuntimeError:  # torch raises it for a leaf that autograd.grad received as an input
-        return True

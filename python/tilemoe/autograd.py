@@ -71,9 +71,9 @@ class Experts(torch.autograd.Function):
         if comm is not None and comm.chunks is not None:
             O, H, *routed = forward_in_chunks(X, third, weights, *rest, keep_H, comm)
         else:
-            run = ops.below_autograd if of_operator else ops.call_undifferentiated
+            invoke = ops.below_autograd if of_operator else ops.call_undifferentiated
             args = X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
-            O, H, *routed = run(op, *args)
+            O, H, *routed = invoke(op, *args)
         source = X if comm is None else comm.source
         routing = routed[0] if routed else third
         scoring, kind = numbers[At.SCORING], numbers[At.KIND]
