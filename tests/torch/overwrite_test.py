@@ -1,6 +1,7 @@
 """dH over H: when a backward may write it, and what it does when it may not."""
 
 import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -490,25 +491,58 @@ class OneProcess(_travel.Travel):
         return source
 
 
+def travelling_layer(tensors, travel, overwrite_H=None, given=None):
+    """-> O of experts whose X and dO `travel` brings, or of a layer that does not travel (None)"""
+    x, scores, W1, W2, b1, b2 = map(tensors.get, ("x", "scores", "W1", "W2", "b1", "b2"))
+    ids = (torch.arange(T * K).view(T, K) % E).to(DEVICE)
+    routing = torch.ops.tilemoe.route_top_k(ids, scores.detach(), E, T * K)
+    return autograd.differentiated(
+        torch.ops.tilemoe.experts.default, (x, scores, W1, None, W2, b1, None, b2, None), routing,
+        (T * K, [0, K, -1, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0]), overwrite_H, False, given,
+        given is not None, travel and _travel.Comm(travel, x),
+    )  # fmt: skip
+
+
+def travelling_tensors():
+    tensors = {"x": leaf(T, d, seed=20, dtype=DTYPE), "scores": leaf(T, K, seed=21)}
+    return {k: t for k, t in (tensors | weights(DTYPE, bias=True)).items() if t is not None}
+
+
+def test_of_two_threads_with_one_graph_only_one_writes_dH():
+    class Waits(OneProcess):
+        """The first backward waits, after it has claimed H, until the second has failed."""
+
+        def __init__(self):
+            self.claimed, self.other_failed = threading.Event(), threading.Event()
+
+        def gradient_arrived(self, chunk=None):
+            self.claimed.set()
+            assert self.other_failed.wait(30)
+
+    tensors, travel = travelling_tensors(), Waits()
+    want = gradients(travelling_layer(tensors, None, overwrite_H=False), tensors)
+    O = travelling_layer(tensors, travel, overwrite_H=True)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(gradients, O, tensors, retain_graph=True)
+        try:
+            assert travel.claimed.wait(30)
+            refused(RuntimeError, USED_UP, gradients, O, tensors, retain_graph=True)
+        finally:
+            travel.other_failed.set()
+        same_bits(first.result(), want)
+
+
 @pytest.mark.parametrize("names", [["W1"], ["b1"], ["W2"], ["W1", "b1"]], ids=",".join)
 def test_given_memory_of_a_travelling_layer_is_added_to_once(names):
-    tensors = {"x": leaf(T, d, seed=20, dtype=DTYPE), "scores": leaf(T, K, seed=21)}
-    tensors |= weights(DTYPE, bias=True)
-    ids = (torch.arange(T * K).view(T, K) % E).to(DEVICE)
+    tensors = travelling_tensors()
+    others = [tensor for name, tensor in tensors.items() if name not in names]
     found = {}
     for travel in (None, OneProcess()):
         given = {name: torch.ones_like(tensors[name]) for name in names}
-        x, scores, W1, W2, b1, b2 = map(tensors.get, ("x", "scores", "W1", "W2", "b1", "b2"))
-        routing = torch.ops.tilemoe.route_top_k(ids, scores.detach(), E, T * K)
-        O = autograd.differentiated(
-            torch.ops.tilemoe.experts.default, (x, scores, W1, None, W2, b1, None, b2, None),
-            routing, (T * K, [0, K, -1, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0]), None, False,
-            WeightGradients(**given), True, travel and _travel.Comm(travel, x),
-        )  # fmt: skip
-        wanted = [tensors[k] for k in ("x", "scores", "W1", "W2", "b1", "b2") if k not in given]
-        new = torch.autograd.grad(O, wanted + [tensors[k] for k in given], dO_of(O),
-                                  allow_unused=True)  # fmt: skip
-        found[travel] = [*new[: len(wanted)], *given.values()]
+        O = travelling_layer(tensors, travel, given=WeightGradients(**given))
+        of_given = [tensors[name] for name in names]
+        new = torch.autograd.grad(O, others + of_given, dO_of(O), allow_unused=True)
+        found[travel] = [*new[: len(others)], *given.values()]
     for plain, travelling in zip(*found.values(), strict=True):
         assert torch.equal(plain, travelling)
 
