@@ -8,6 +8,8 @@ import torch
 
 _running = getattr(torch._C, "_current_autograd_node", lambda: None)
 _will_execute = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
+# Whether the walk has no `inputs`, and so runs every edge; reentrant checkpoints require it.
+_runs_all = getattr(torch.autograd, "_is_checkpoint_valid", lambda: False)
 
 
 def needed_now(ctx):
@@ -18,7 +20,7 @@ def needed_now(ctx):
     autograd, and for a node that is called without the engine. Inputs that are outputs of one node
     share an edge and count together."""
     needed = [i for i, need in enumerate(ctx.needs_input_grad) if need]
-    if torch.compiler.is_compiling() or _running() is not ctx:
+    if torch.compiler.is_compiling() or _running() is not ctx or _runs_all():
         return sum(1 << i for i in needed)
     bits = 0
     nodes = [node for node, _ in ctx.next_functions if node is not None]

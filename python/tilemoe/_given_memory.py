@@ -17,9 +17,7 @@ def bits_of(given):
 
 
 def of(given, wanted):
-    """The eight gradients, None for each that is new or not wanted; None if no memory is given."""
-    if given is None:
-        return None
+    """The eight gradients, None for each that is new or not wanted."""
     weights = (out if wanted & WANTED_W1 << i else None for i, out in enumerate(given))
     return [None, None, *weights]
 

@@ -188,7 +188,8 @@ class _Walk:
     def run(self, stage):
         """Runs the first of the stages."""
         call, comm, complete = self.call, self.call.comm, True
-        new, given = stage.gradients & ~self.of_given, _given_memory.of(call.given, stage.gradients)
+        new = stage.gradients & ~self.of_given
+        given = None if call.given is None else _given_memory.of(call.given, stage.gradients)
         if comm is not None:
             if not stage.from_dH:
                 comm.travel.gradient_arrived(stage.chunk)
