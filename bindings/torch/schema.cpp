@@ -1,5 +1,5 @@
-// The operators' names and arguments, once for all devices. Python registers fake kernels and
-// autograd (python/tilemoe/ops.py).
+// The operators' names and arguments, once for all devices. Python registers fake kernels
+// (python/tilemoe/_shapes.py) and autograd kernels (ops.py; autograd.py for experts and moe).
 #include "namespace.h"
 #include "tilemoe/tilemoe.h"
 

@@ -8,22 +8,26 @@ import torch
 
 _running = getattr(torch._C, "_current_autograd_node", lambda: None)
 _will_execute = getattr(torch._C, "_will_engine_execute_node", lambda node: True)
+# Whether the walk has no `inputs`, and so runs every edge; reentrant checkpoints require it.
+_runs_all = getattr(torch.autograd, "_is_checkpoint_valid", lambda: False)
 
 
-def needed_now(ctx, needs):
-    """`needs`, ctx.needs_input_grad, without the inputs whose edge the engine does not run.
+def needed_now(ctx):
+    """The inputs whose gradients are needed, one bit each: those of ctx.needs_input_grad, without
+    the inputs whose edge the engine does not run.
 
-    Unchanged if the engine does not report it: while torch.compile traces, under compiled autograd,
-    and for a node that is called without the engine. Inputs that are outputs of one node share an
-    edge and count together."""
-    if torch.compiler.is_compiling() or _running() is not ctx:
-        return needs
-    nodes = (node for node, _ in ctx.next_functions if node is not None)  # one for each need
-    return [need and _runs(next(nodes)) for need in needs]
-
-
-def _runs(node):
-    try:
-        return _will_execute(node)
-    except RuntimeError:  # torch raises it for a leaf that autograd.grad received as an input
-        return True
+    All of them if the engine does not report it: while torch.compile traces, under compiled
+    autograd, and for a node that is called without the engine. Inputs that are outputs of one node
+    share an edge and count together."""
+    needed = [i for i, need in enumerate(ctx.needs_input_grad) if need]
+    if torch.compiler.is_compiling() or _running() is not ctx or _runs_all():
+        return sum(1 << i for i in needed)
+    bits = 0
+    nodes = [node for node, _ in ctx.next_functions if node is not None]
+    for i, node in zip(needed, nodes, strict=True):
+        try:
+            runs = _will_execute(node)
+        except RuntimeError:  # torch raises it for a leaf that autograd.grad received as an input
+            runs = True
+        bits |= runs << i
+    return bits

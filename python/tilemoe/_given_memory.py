@@ -1,13 +1,41 @@
-"""Checks of the memory that a caller passes for weights' gradients. Backward writes it, so an
-unusable tensor is an error when the layer is called, before anything is computed."""
+"""The memory that a caller passes for weights' gradients (WeightGradients). Backward writes it, so
+an unusable tensor is an error when the layer is called, before anything is computed."""
 
 import torch
 
-from . import _library
-from ._packing import WEIGHTS
-from ._shapes import shape_text
+from . import _library, ops
+from ._packing import GRADIENTS, WEIGHTS, At
+from ._rules import SCORES_GIVEN
+from ._shapes import WANTED_S, WANTED_W1, empty_gradients, shape_text
 
 _ALIGNMENT = 16  # bytes
+
+
+def bits_of(given):
+    """The bits of the gradients that are given."""
+    return sum(WANTED_W1 << i for i, out in enumerate(given) if out is not None)
+
+
+def of(given, wanted):
+    """The eight gradients, None for each that is new or not wanted."""
+    weights = (out if wanted & WANTED_W1 << i else None for i, out in enumerate(given))
+    return [None, None, *weights]
+
+
+def backward(dO, saved, over_H, given, wanted, accumulate):
+    """Computes the gradients in `given`, and returns those of `wanted`. It can be traced; dO is
+    None if H contains dH."""
+    given = given or [None] * len(GRADIENTS)
+    accumulate = accumulate and any(out is not None for out in given)
+    made = list(empty_gradients(saved.X, saved.H, saved.weights, saved.numbers, wanted))
+    for gradient in made[2:]:
+        if accumulate and gradient is not None:
+            gradient.zero_()
+    into = [new if out is None else out for new, out in zip(made, given)]
+    ops.experts_backward_out(dO, saved, over_H, into, accumulate)
+    if wanted & WANTED_S and saved.numbers[At.SCORING] != SCORES_GIVEN:
+        made[1] = ops.router_backward(made[1], saved)
+    return [gradient for gradient in made if gradient is not None]
 
 
 def check(given, weights, dtype, others):

@@ -1,5 +1,5 @@
 """Whether a backward may write dH over H with `overwrite_H=None`: it may if nothing can read H
-after it.
+after it. And what is left to do if a backward stops when dH is over H.
 
 Torch frees the saved tensors of a graph after a backward without `retain_graph`, and reports this
 beforehand: AOTAutograd donates buffers by the same flag. The flag is valid for the call that reads
@@ -7,9 +7,31 @@ it. It does not apply while a backward is traced, since the trace runs later, no
 captured into a CUDA graph, which may be replayed many times: then H may be overwritten only if
 every replay writes H again, in the same capture."""
 
+from typing import NamedTuple
+
 import torch
+from torch import Tensor
 
 from ._library import operators
+
+CONSUMED = (
+    "tilemoe_backward: saved was consumed by an earlier backward that wrote dH over H; "
+    "run forward again"
+)
+NO_MEMORY = (
+    "tilemoe_backward: no memory for the gradients of W1 and b1, and H already contains dH: free "
+    "some and call backward again with the same gradient of the output, which continues from dH; "
+    "in a graph of several layers, torch has freed the layers nearer the loss: run forward again"
+)
+NOT_KEPT = (
+    "tilemoe_backward: H was not kept: call the layer with gradients enabled, or the operator "
+    "with keep_H"
+)
+_ANOTHER_GRADIENT = (
+    "tilemoe_backward: an earlier backward ran out of memory after it had written dH over H, and "
+    "only a backward with the same gradient of the output, for the same inputs, can continue from "
+    "dH: run forward again"
+)
 
 # Without this function H is never overwritten. torch itself reports that no backward runs.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -19,12 +41,6 @@ _TRACERS = tuple(
 )
 
 
-def _users_of(tensor):
-    """The number of references to the tensor's memory; None if torch does not count them."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return None if count is None else count(tensor.untyped_storage()._cdata)
-
-
 class _Saves(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -32,26 +48,38 @@ class _Saves(torch.autograd.Function):
         return x.clone()
 
 
-def _users_if_alone():
-    """The value of `_users_of` for a saved tensor if no other tensor uses its memory, found by a
-    trial: None, which equals no count, if this torch does not count a second tensor as one more."""
-    with torch.inference_mode(False), torch.enable_grad():
-        output = _Saves.apply(torch.empty(1, device="cpu", requires_grad=True))
-    (saved,) = output.grad_fn.saved_tensors
-    alone = _users_of(saved)
-    second = saved.detach()
-    shared = _users_of(saved)
-    del second
-    counts = alone is not None and shared == alone + 1 and _users_of(saved) == alone
-    return alone if counts else None
+def _probe():
+    """Tries whether this torch behaves as is_read_last assumes: it reports a kept graph if no
+    backward runs, and counts the tensors that use memory. Runs no backward: the engine would start
+    threads, and a process forked later could not use autograd.
+
+    -> a function that says whether no other tensor uses the memory of a saved tensor; False for
+    every tensor if this torch does not behave so."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+
+    def users(tensor):
+        return count(tensor.untyped_storage()._cdata)
+
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            output = _Saves.apply(torch.empty(1, device="cpu", requires_grad=True))
+        (saved,) = output.grad_fn.saved_tensors
+        alone = users(saved)
+        second = saved.detach()
+        shared = users(saved)
+        del second
+        known = _keeps_graph() and shared == alone + 1 and users(saved) == alone
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        known = False
+    return (lambda tensor: users(tensor) == alone) if known else (lambda tensor: False)
 
 
-_alone = _users_if_alone()
+_uses_memory_alone = _probe()
 
 
 def capture_of(tensor):
     """The capture of a CUDA graph that the current stream of the tensor's GPU is in, else None."""
-    if torch.compiler.is_compiling() or type(tensor) is not torch.Tensor or not tensor.is_cuda:
+    if not tensor.is_cuda or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
         return None  # a fake tensor's GPU may not exist
     if not _is_capturing():
         return None
@@ -79,6 +107,41 @@ def is_read_last(ctx, H):
         and not _keeps_graph()
         and not torch.is_grad_enabled()
         and capture_of(H) == ctx.capture
-        and _alone is not None
-        and _users_of(H) == _alone
+        and _uses_memory_alone(H)
     )
+
+
+class Left(NamedTuple):
+    """What is left of a backward that stopped when dH was over H."""
+
+    dO: Tensor
+    version: int  # dO's
+    wanted: int  # bits of the gradients to compute
+    dH: Tensor  # (capacity, 2n or n): what saved-tensor hooks bring back may be H anew
+    made: list[Tensor | None]  # the eight gradients; None: given, not wanted, or not made yet
+    stages: list  # autograd.Stage
+
+
+class Progress:
+    """How far the backward of one call that writes dH over H has come. Two walks of the graph may
+    run in two threads, but only one may write dH."""
+
+    consumed = False  # H contains dH, or a part of it
+    left: Left | None = None  # another walk can continue from dH
+
+    def claim(self):
+        """Before the first write."""
+        if self.consumed:
+            raise RuntimeError(CONSUMED)
+        self.consumed = True
+
+    def take(self, dO, wanted):
+        """-> what is left, for a walk with the same gradient of the output"""
+        left = self.left
+        same = left is not None and (dO is left.dO or torch.equal(dO, left.dO))
+        if left is not self.left or left is None:  # another thread has it
+            raise RuntimeError(CONSUMED)
+        if wanted != left.wanted or not same or left.dO._version != left.version:
+            raise RuntimeError(_ANOTHER_GRADIENT)
+        self.left = None
+        return left

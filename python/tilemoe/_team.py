@@ -245,7 +245,7 @@ class Departure:
 
 
 class Travel:
-    """ops.Travel of a call whose X comes from all ranks. In backward X arrives, and dX leaves,
+    """_travel.Travel of a call whose X comes from all ranks. In backward X arrives, and dX leaves,
     while GEMMs run. In chunks, X and dO arrive during the GEMMs of the chunk before, and O leaves
     during those of the next chunk.
 

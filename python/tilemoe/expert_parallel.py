@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from . import _library, _renamed, _rules, functional, ops
+from . import _library, _renamed, _rules, _travel, functional, ops
 from ._autocast import autocast_dtype
 from ._expert_cost import Way
 from ._expert_plan import Chunks, Dispatch, Memory, Places, plan
@@ -310,7 +310,7 @@ def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor,
 
 def _rows(
     x: Tensor, team: Team, places: Places, arrival: Arrival | None, pull: Pull | None = None
-) -> tuple[Tensor, ops.Comm]:
+) -> tuple[Tensor, _travel.Comm]:
     """All ranks' rows (N, d), or a Pull's (C, d); and the communication that gets them again in
     backward and sends their gradient back."""
     own = x.to(autocast_dtype(x.device) or x.dtype)
@@ -318,7 +318,7 @@ def _rows(
     travel = Travel(way, places.keep_gathered, places.overlap)
     arrival = way.start(own) if arrival is None else arrival.go_on()
     rows = gathered(own, travel, arrival)
-    return rows, ops.Comm(travel, (rows if places.keep_gathered else own).detach())
+    return rows, _travel.Comm(travel, (rows if places.keep_gathered else own).detach())
 
 
 def _back(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 import torch
 from torch import Tensor
 
-from . import _given_memory, _library, _rules, ops
+from . import _given_memory, _library, _rules, _travel, autograd, ops
 from ._packing import WEIGHTS
 from ._shapes import shape_text
 from .routing import (
@@ -564,12 +564,12 @@ def _aux_of_top_k(routing, counts):
 
 
 def _chunks_of(ids, E, routing, cuts):
-    """The ops.Chunks of a routing: an expert's rows are in the order of their tokens, and pairs
+    """The _travel.Chunks of a routing: an expert's rows are in the order of their tokens, and pairs
     past the capacity have no row."""
     offsets = _rules.offsets_of(routing, E)
     counts = [counts_of_ids(ids[begin:end], E) for begin, end in zip(cuts, cuts[1:])]
     ends = offsets[:-1] + torch.stack(counts).cumsum(0, dtype=torch.int32)
-    return ops.Chunks(torch.cat([offsets[None, :-1], ends.minimum(offsets[1:])]), cuts)
+    return _travel.Chunks(torch.cat([offsets[None, :-1], ends.minimum(offsets[1:])]), cuts)
 
 
 def _of_ids(
@@ -690,7 +690,7 @@ def _run(
 ):
     """Calls `moe` or `experts`, whose third argument is `third`, with a capacity or none. Returns
     O, and with `more` the operator's other outputs except H, which autograd keeps. `comm`: an
-    ops.Comm, through which backward gets x."""
+    _travel.Comm, through which backward gets x."""
     try:
         return _computed(op, x, router, third, layer, addend, capacity, rule, factor, more, comm)
     except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -728,7 +728,7 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
     rest = (*capacity, [*rule, *layer.numbers], [factor, *layer.reals])
     if not torch.is_grad_enabled():
         if comm is not None and comm.chunks is not None:
-            return ops.forward_in_chunks(x, third, weights, *rest, False, comm)[0]
+            return autograd.forward_in_chunks(x, third, weights, *rest, False, comm)[0]
         found = ops.call_undifferentiated(
             op, x, router, third, weights, addend, *rest, False, False
         )
@@ -741,7 +741,7 @@ def _computed(op, x, router, third, layer, addend, capacity, rule, factor, more,
         )
     else:
         accumulate = given is not None and layer.accumulate
-        return ops.differentiated(
+        return autograd.differentiated(
             op, tensors, third, rest, layer.overwrite_H, more, given, accumulate, comm
         )
     return (found[0], *found[2:]) if more else found[0]

@@ -109,6 +109,16 @@ def test_a_torch_without_the_answer_computes_everything(name, answer, monkeypatc
     assert torch.equal(dx, want["dx"])
 
 
+def test_a_walk_of_the_whole_graph_does_not_check_each_input(monkeypatch):
+    tensors, _ = problem()
+    checked = []
+    monkeypatch.setattr(_engine, "_will_execute", lambda node: checked.append(node) or True)
+    tilemoe.moe(**tensors, K=K).backward(dO_of())
+    assert not checked
+    torch.autograd.grad(tilemoe.moe(**tensors, K=K), tensors["x"], dO_of())
+    assert len(checked) == len(tensors)
+
+
 def test_the_operators_compute_the_inputs_of_a_walk():
     x, logits, W1, W2 = logits_layer(DTYPE).values()
     packed = ([0, K, 0, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0])

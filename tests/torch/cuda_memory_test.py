@@ -114,7 +114,8 @@ def test_a_backward_goes_on_after_memory_failed(limited):
         limited(room)
         with pytest.raises(torch.OutOfMemoryError):
             torch.autograd.grad(O, tensors, dO)
-        assert (O.grad_fn.begun is not None) == O.grad_fn.consumed == begun
+        progress = O.grad_fn.progress
+        assert (progress.left is not None) == progress.consumed == begun
         limited(8192 * MIB)
         if begun:
             with pytest.raises(RuntimeError, match="with the same gradient of the output"):

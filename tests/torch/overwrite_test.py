@@ -1,6 +1,7 @@
 """dH over H: when a backward may write it, and what it does when it may not."""
 
 import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,7 +16,7 @@ import tilemoe
 from checks import Calls, compiled, refused, same_bits
 from random_layers import E, K, T, d, logits_layer, n, normal, results, weights
 from target import DEVICE, DTYPE, DTYPES
-from tilemoe import WeightGradients, _overwrite, functional, ops
+from tilemoe import WeightGradients, _overwrite, _travel, autograd, functional
 
 OVER_H = "experts_backward_over_H"
 KEEPS_H = "experts_backward"
@@ -298,9 +299,14 @@ def test_H_with_another_tensor_on_it_is_kept():
     assert torch.equal(H, before)
 
 
+def refuses_to_count(storage):
+    raise TypeError("another signature")
+
+
 COUNTS = {  # how another torch might count the users of memory: whether H may be overwritten
     "one less": (lambda count: lambda storage: count(storage) - 1, True),
     "not at all": (None, False),
+    "with an error": (lambda count: refuses_to_count, False),
     "always alike": (lambda count: lambda storage: 2, False),
     "always one": (lambda count: lambda storage: 1, False),
     "two for each": (lambda count: lambda storage: 2 * count(storage), False),
@@ -314,8 +320,14 @@ def test_H_is_kept_unless_torchs_count_of_users_is_understood(how, monkeypatch):
         monkeypatch.delattr(torch._C, "_storage_Use_Count")
     else:
         monkeypatch.setattr(torch._C, "_storage_Use_Count", make(torch._C._storage_Use_Count))
-    monkeypatch.setattr(_overwrite, "_alone", _overwrite._users_if_alone())
+    monkeypatch.setattr(_overwrite, "_uses_memory_alone", _overwrite._probe())
     expect(OVER_H if overwrites else KEEPS_H)
+
+
+def test_H_is_kept_if_torch_reports_a_freed_graph_though_no_backward_runs(monkeypatch):
+    monkeypatch.setattr(_overwrite, "_keeps_graph", lambda: False)
+    monkeypatch.setattr(_overwrite, "_uses_memory_alone", _overwrite._probe())
+    expect(KEEPS_H)
 
 
 def expect(operator):
@@ -421,7 +433,7 @@ def test_compiled_autograd(seen_by, overwrite_H):
 )  # fmt: skip
 def test_H_of_another_capture_is_kept(forward, backward, operator, monkeypatch):
     """A captured graph is replayed and checks nothing then: cuda_test.py has graphs."""
-    monkeypatch.setattr(ops, "capture_of", lambda tensor: forward)
+    monkeypatch.setattr(autograd, "capture_of", lambda tensor: forward)
     monkeypatch.setattr(_overwrite, "capture_of", lambda tensor: backward)
     expect(operator)
 
@@ -453,19 +465,93 @@ def test_given_memory_among_new(names, accumulate):
     same_bits(found[None], found[False])
 
 
-# ------------------------------------------------------------- in chunks
+def test_memory_for_a_gradient_that_is_not_wanted():
+    """The gradients that are wanted do not depend on what their new memory contained."""
+    tensors, want = problem()
+    given = torch.zeros_like(tensors["W1"])
+    for overwrite_H in (False, None):
+        O = tilemoe.moe(
+            **tensors, K=K, overwrite_H=overwrite_H, weight_grad_out=WeightGradients(W1=given)
+        )
+        spoilt = [torch.full_like(tensors["W2"], torch.nan) for _ in range(8)]
+        del spoilt  # memory that the allocator returns next
+        (found,) = torch.autograd.grad(O, tensors["W2"], dO_of(O))
+        assert torch.equal(found, want["W2"]) and not given.any()
 
 
-class StopsAt(ops.Travel):
-    """X and dO of one process, in chunks; the one of number `chunk` cannot be had once."""
+# ------------------------------------------------------------- travel
+
+
+class OneProcess(_travel.Travel):
+    """X and dO, which are there from the beginning."""
 
     overlap = True
 
-    def __init__(self, chunk):
-        self.chunk = chunk
-
     def begin(self, source):
         return source
+
+
+def travelling_layer(tensors, travel, overwrite_H=None, given=None):
+    """-> O of experts whose X and dO `travel` brings, or of a layer that does not travel (None)"""
+    x, scores, W1, W2, b1, b2 = map(tensors.get, ("x", "scores", "W1", "W2", "b1", "b2"))
+    ids = (torch.arange(T * K).view(T, K) % E).to(DEVICE)
+    routing = torch.ops.tilemoe.route_top_k(ids, scores.detach(), E, T * K)
+    return autograd.differentiated(
+        torch.ops.tilemoe.experts.default, (x, scores, W1, None, W2, b1, None, b2, None), routing,
+        (T * K, [0, K, -1, 1, 1, 0, 0, 0, 1], [1.0, 0.0, 0.0, 0.0]), overwrite_H, False, given,
+        given is not None, travel and _travel.Comm(travel, x),
+    )  # fmt: skip
+
+
+def travelling_tensors():
+    tensors = {"x": leaf(T, d, seed=20, dtype=DTYPE), "scores": leaf(T, K, seed=21)}
+    return {k: t for k, t in (tensors | weights(DTYPE, bias=True)).items() if t is not None}
+
+
+def test_of_two_threads_with_one_graph_only_one_writes_dH():
+    class Waits(OneProcess):
+        """The first backward waits, after it has claimed H, until the second has failed."""
+
+        def __init__(self):
+            self.claimed, self.other_failed = threading.Event(), threading.Event()
+
+        def gradient_arrived(self, chunk=None):
+            self.claimed.set()
+            assert self.other_failed.wait(30)
+
+    tensors, travel = travelling_tensors(), Waits()
+    want = gradients(travelling_layer(tensors, None, overwrite_H=False), tensors)
+    O = travelling_layer(tensors, travel, overwrite_H=True)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(gradients, O, tensors, retain_graph=True)
+        try:
+            assert travel.claimed.wait(30)
+            refused(RuntimeError, USED_UP, gradients, O, tensors, retain_graph=True)
+        finally:
+            travel.other_failed.set()
+        same_bits(first.result(), want)
+
+
+@pytest.mark.parametrize("names", [["W1"], ["b1"], ["W2"], ["W1", "b1"]], ids=",".join)
+def test_given_memory_of_a_travelling_layer_is_added_to_once(names):
+    tensors = travelling_tensors()
+    others = [tensor for name, tensor in tensors.items() if name not in names]
+    found = {}
+    for travel in (None, OneProcess()):
+        given = {name: torch.ones_like(tensors[name]) for name in names}
+        O = travelling_layer(tensors, travel, given=WeightGradients(**given))
+        of_given = [tensors[name] for name in names]
+        new = torch.autograd.grad(O, others + of_given, dO_of(O), allow_unused=True)
+        found[travel] = [*new[: len(others)], *given.values()]
+    for plain, travelling in zip(*found.values(), strict=True):
+        assert torch.equal(plain, travelling)
+
+
+class StopsAt(OneProcess):
+    """The same in chunks; the one of number `chunk` cannot be had once."""
+
+    def __init__(self, chunk):
+        self.chunk = chunk
 
     def gradient_arrived(self, chunk=None):
         if chunk is not None and chunk == self.chunk:
@@ -478,7 +564,7 @@ def test_chunks_that_were_interrupted_give_no_wrong_gradient(stopped_at):
     def layer(travel):
         x, scores = leaf(T, d, seed=20, dtype=DTYPE), leaf(T, K, seed=21)
         of = weights(DTYPE)
-        comm = ops.Comm(travel, x)
+        comm = _travel.Comm(travel, x)
         ids = torch.arange(T * K).view(T, K) % E
         experts = functional._layer(
             of["W1"], None, of["W2"], None, None, None, "swiglu", "concatenated", 0.0, 0.0, 0.0, 0,

@@ -275,15 +275,16 @@ def fails(O, tensors, dO, room):
 def test_a_backward_goes_on_after_memory_failed(big, room, overwrite_H):
     tensors, dO, want = big
     O = forward(tensors, overwrite_H=overwrite_H)
-    assert (O.grad_fn.begun, O.grad_fn.consumed) == (None, False)
+    progress = O.grad_fn.progress
+    assert (progress.left, progress.consumed) == (None, False)
     second_stage = room == TIGHT
     for more in (room, TIGHTER):  # what was made the first time needs no memory the second
         fails(O, tensors, dO, more)
-        assert (O.grad_fn.begun is not None) == O.grad_fn.consumed == second_stage
+        assert (progress.left is not None) == progress.consumed == second_stage
     if room == TIGHTER:
         fails(O, tensors, dO, TIGHT)
     compare(torch.autograd.grad(O, list(tensors.values()), dO.clone()), want)
-    assert O.grad_fn.begun is None
+    assert O.grad_fn.progress.left is None
 
 
 def test_another_gradient_does_not_go_on(big):
@@ -315,7 +316,7 @@ def test_another_walk_of_the_graph_does_not_go_on(big):
     O = forward(tensors)
     with no_more_than(TIGHT), pytest.raises(torch.OutOfMemoryError, match="run forward again"):
         torch.autograd.grad(O, [tensors["W1"], tensors["W2"]], dO)
-    assert O.grad_fn.begun is not None
+    assert O.grad_fn.progress.left is not None
     for inputs in (list(tensors.values()), [tensors["W2"]], [tensors["x"]]):
         with pytest.raises(RuntimeError, match="for the same inputs, can continue"):
             torch.autograd.grad(O, inputs, dO)
@@ -327,7 +328,7 @@ def test_a_graph_of_several_layers_needs_a_new_forward(big):
     last = O * O  # nearer the loss, so it has been freed when memory fails
     with no_more_than(TIGHT), pytest.raises(torch.OutOfMemoryError, match="run forward again"):
         torch.autograd.grad(last, list(tensors.values()), dO)
-    assert O.grad_fn.begun is not None
+    assert O.grad_fn.progress.left is not None
     with pytest.raises(RuntimeError, match="through the graph a second time"):
         torch.autograd.grad(last, list(tensors.values()), dO)
 

@@ -1,0 +1,318 @@
+"""The gradient of the layer: one autograd function for `experts` and `moe`, which the package's
+functions call, and which is the autograd kernel of both operators.
+
+forward calls the operator, or experts_part for one chunk of tokens after another. backward lists
+the stages of the gradients that a walk of the graph needs, and runs one after another."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _given_memory, ops
+from ._engine import needed_now
+from ._library import operators
+from ._overwrite import (
+    CONSUMED, NO_MEMORY, NOT_KEPT, Left, Progress, capture_of, is_read_last, is_traced,
+)  # fmt: skip
+from ._packing import GRADIENTS, WEIGHTS, At
+from ._rules import GROUPED, SCORES_GIVEN, h_width, offsets_of, reads_logits
+from ._shapes import (
+    WANTED_B1, WANTED_B1_UP, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients,
+)  # fmt: skip
+from ._travel import Comm
+
+_INPUTS = 11  # of Experts
+_FIRST = 2  # of them with a gradient
+_ALL = (1 << len(GRADIENTS)) - 1
+_BITS = [[bit for bit in range(len(GRADIENTS)) if bits & 1 << bit] for bits in range(_ALL + 1)]
+_OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # from dH and X alone
+_REFUSALS = (ValueError, NotImplementedError, torch.OutOfMemoryError)  # before anything is written
+
+
+class Call(NamedTuple):
+    """The arguments and options of `experts` or `moe` but the third argument and nine tensors."""
+
+    op: Any
+    rest: tuple  # the arguments after the addend: capacity, if it has one, numbers and reals
+    overwrite_H: bool | None
+    more: bool = False  # return all but H, not O alone
+    given: tuple[Tensor | None, ...] | None = None  # WeightGradients: memory of the caller
+    accumulate: bool = False
+    comm: Comm | None = None
+    keep_H: bool | None = None  # if the operator itself was called, which also returns H
+
+
+class Stage(NamedTuple):
+    """One call of an operator in backward."""
+
+    gradients: int  # bits of those that exist after it
+    from_dH: bool = False  # it reads dH, which H contains, and not dO
+    chunk: int | None = None  # of the tokens; None: all
+
+
+_ROUTER = Stage(WANTED_S, from_dH=True)  # the logits' gradient, from that of the scores
+
+
+# ---------------------------------------------------------------- forward and backward
+
+
+class Experts(torch.autograd.Function):
+    """A Call with its third argument, and X, the router's tensor, the six weights, the addend."""
+
+    @staticmethod
+    def forward(ctx, call, third, X, router, *others):
+        *weights, addend = others
+        op, rest, overwrite_H, more, _, _, comm, keep_H = call
+        of_operator, numbers = keep_H is not None, rest[-2]
+        if not of_operator:
+            keep_H = True in ctx.needs_input_grad[_FIRST : _FIRST + len(GRADIENTS)]
+        if comm is not None and comm.chunks is not None:
+            O, H, *routed = forward_in_chunks(X, third, weights, *rest, keep_H, comm)
+        else:
+            invoke = ops.below_autograd if of_operator else ops.call_undifferentiated
+            args = X, router, third, weights, addend, *rest, keep_H, bool(overwrite_H)
+            O, H, *routed = invoke(op, *args)
+        source = X if comm is None else comm.source
+        routing = routed[0] if routed else third
+        scoring, kind = numbers[At.SCORING], numbers[At.KIND]
+        logits = router if scoring != SCORES_GIVEN and reads_logits(scoring, kind) else None
+        ctx.save_for_backward(source, H, routing, *weights, logits)
+        ctx.set_materialize_grads(False)  # none of H's, which is as large as H
+        ctx.call, ctx.keep_H, ctx.progress = call, keep_H, Progress()
+        ctx.router_dtype = torch.float32 if router is None else router.dtype
+        ctx.capture = capture_of(H) if overwrite_H is None else None
+        returned = [H, *routed] if of_operator else routed if more else []
+        if not returned:
+            return O
+        ctx.mark_non_differentiable(*returned)
+        return O, *returned
+
+    @staticmethod
+    def backward(ctx, dO, *_):
+        if dO is None:
+            return (None,) * _INPUTS
+        walk = _Walk(ctx, dO, needed_now(ctx) >> _FIRST)
+        try:
+            while walk.stages:
+                walk.run(walk.stages[0])
+            return None, None, *walk.gradients()
+        except Exception as error:
+            walk.stop(error)
+            raise
+
+
+def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, comm):
+    """`experts` without addend, of an X that arrives, and an O that leaves, one chunk at a time."""
+    O = torch.empty_like(X)
+    shape = (capacity, h_width(numbers[At.ACTIVATION], weights[WEIGHTS.index("W2")].shape[2]))
+    H = X.new_empty(shape) if keep_H else None
+    for chunk in range(len(comm.chunks.cuts) - 1):
+        comm.travel.chunk_arrived(chunk)
+        ops.experts_part(X, routing, weights, comm.chunks, chunk, capacity, numbers, reals, O, H)
+        comm.travel.chunk_made(O)
+    return O, X.new_empty(0) if H is None else H
+
+
+# ---------------------------------------------------------------- the stages of backward
+
+
+class _Walk:
+    """A walk of the graph through one call: the stages to run, and the eight gradients made so far,
+    None for each that is given, not wanted, or not made yet."""
+
+    def __init__(self, ctx, dO, needs):
+        """needs: bits of the gradients to compute, the addend's the last."""
+        self.call, self.progress, self.dO = ctx.call, ctx.progress, dO
+        self.wanted, self.of_addend = needs & _ALL, needs > _ALL
+        self.over_H = self.has_dH = False  # dH will be over H; is
+        self.made: list[Tensor | None] = [None] * len(GRADIENTS)
+        self.stages: list[Stage] = []
+        self.parts: Any = None  # what the stages of all chunks write to
+        if self.progress.consumed and self.progress.left is None:
+            if self.call.overwrite_H is None:
+                ctx.saved_tensors  # if torch has freed them, its error explains retain_graph
+            raise RuntimeError(CONSUMED)
+        X, H, routing, *weights, logits = ctx.saved_tensors
+        numbers, reals = self.call.rest[-2:]
+        self.scores_given = numbers[At.SCORING] == SCORES_GIVEN
+        self.saved = ops.Saved(X, H, routing, weights, logits, numbers, reals, ctx.router_dtype)
+        if self.wanted:
+            self._begin(ctx)
+
+    def _begin(self, ctx):
+        """Decides whether dH is written over H, and lists the stages."""
+        if not ctx.keep_H:
+            raise RuntimeError(NOT_KEPT)
+        given, progress, H = self.call.given, self.progress, self.saved.H
+        self.of_given = 0 if given is None else _given_memory.bits_of(given)
+        self.traced, self.over_H = is_traced(H), self.call.overwrite_H
+        if self.over_H is None:
+            self.over_H = progress.consumed or (not self.traced and is_read_last(ctx, H))
+        compiling = torch.compiler.is_compiling()
+        if (self.over_H or given is not None) and torch.is_grad_enabled() and not compiling:
+            raise NotImplementedError(ops.NO_SECOND_GRADIENT)  # written memory has no history
+        if self.call.comm is not None:
+            self.saved = self.saved._replace(X=self.call.comm.travel.begin(self.saved.X))
+        if progress.left is not None:
+            self._continue()
+            return
+        self.stages = self._all_stages()
+        if self.over_H and not compiling:
+            progress.claim()
+
+    def _all_stages(self):
+        """The gradients of W1 and b1 are a stage of their own, the last, while X may arrive, and in
+        a trace: their memory is allocated when dX's workspace is free. Else the operator does this
+        itself."""
+        call, first, last = self.call, self.wanted & ~_OF_W1, self.wanted & _OF_W1
+        apart = self.traced or call.comm is not None and call.comm.travel.overlap
+        if not (self.over_H and apart and first and last & ~self.of_given):
+            return [Stage(self.wanted)]
+        from_dH = Stage(last, from_dH=True)
+        if self.traced or call.comm.chunks is None or call.given is not None:
+            return [Stage(first), from_dH]
+        *chunks, last_chunk = range(len(call.comm.chunks.cuts) - 1)
+        return [*(Stage(0, chunk=c) for c in chunks), Stage(first, chunk=last_chunk), from_dH]
+
+    def _continue(self):
+        """Takes over from an earlier walk, which wrote dH over H."""
+        if self.call.comm is not None:
+            self.call.comm.travel.gradient_arrived()
+            self.call.comm.travel.arrived()
+        left = self.progress.take(self.dO, self.wanted)
+        self.has_dH, self.made, self.stages = True, list(left.made), left.stages
+        self.saved = self.saved._replace(H=left.dH)
+
+    def run(self, stage):
+        """Runs the first of the stages."""
+        call, comm, complete = self.call, self.call.comm, True
+        new = stage.gradients & ~self.of_given
+        given = None if call.given is None else _given_memory.of(call.given, stage.gradients)
+        if comm is not None:
+            if not stage.from_dH:
+                comm.travel.gradient_arrived(stage.chunk)
+            if len(self.stages) == 1:
+                comm.travel.arrived()
+        dO, over_H, accumulate = None if stage.from_dH else self.dO, self.over_H, call.accumulate
+        if stage == _ROUTER:
+            found = [ops.router_backward(self.made[1], self.saved)]
+        elif not over_H and call.given is None:
+            found = ops.experts_backward(dO, self.saved, new)
+        elif not over_H or self.traced:
+            found = _given_memory.backward(dO, self.saved, over_H, given, new, accumulate)
+        elif stage.chunk is not None:
+            found = self._part(stage)
+        else:
+            found, complete = ops.experts_backward_over_H(dO, self.saved, given, new, accumulate)
+        for bit, gradient in zip(_BITS[new if complete else new & ~_OF_W1], found):
+            self.made[bit] = gradient
+        self.has_dH = self.over_H and (stage.chunk is None or stage.gradients != 0)
+        if complete:
+            self.stages = self.stages[1:]
+        elif not stage.from_dH:
+            self.stages = [*self._left_of(stage, new), *self.stages[1:]]
+        if comm is not None and new & WANTED_X:
+            comm.travel.made(self.made[0])
+        if not complete:
+            raise torch.OutOfMemoryError(NO_MEMORY)
+
+    def _left_of(self, stage, new):
+        """The stages of what experts_backward_over_H had no memory for when dH was written."""
+        if new & WANTED_S and not self.scores_given:
+            yield _ROUTER
+        if new & _OF_W1:
+            yield Stage(stage.gradients & _OF_W1, from_dH=True)
+
+    def _part(self, stage):
+        """Returns the gradients of all chunks if the stage's is the last, else none yet."""
+        if self.parts is None:
+            X, H, _, weights, _, numbers, *_ = self.saved
+            made = empty_gradients(X, H, weights, numbers, self.wanted & ~_OF_W1)
+            self.parts = made, ops.empty_workspace(self.saved)
+        made, workspace = self.parts
+        chunks = self.call.comm.chunks
+        ops.experts_backward_part(self.dO, self.saved, made, chunks, stage.chunk, workspace)
+        if not stage.gradients:
+            return []
+        self.parts = None
+        return [made[bit] for bit in _BITS[stage.gradients]]
+
+    def gradients(self):
+        """All nine, in the types of their tensors."""
+        of_X, of_router, *of_weights = self.made
+        if of_router is not None and self.scores_given:
+            of_router = of_router.to(self.saved.router_dtype)
+        of_addend = _addend_gradient(self.dO, self.saved) if self.of_addend else None
+        return of_X, of_router, *of_weights, of_addend
+
+    def stop(self, error):
+        """Decides, after an error, what another walk may do."""
+        if not self.over_H:
+            return
+        if self.has_dH:
+            dO, H, made, stages = self.dO, self.saved.H, self.made, self.stages
+            self.progress.left = Left(dO, dO._version, self.wanted, H, made, stages)
+        elif chunk := self.stages[0].chunk:
+            chunks = len(self.call.comm.chunks.cuts) - 1
+            raise RuntimeError(
+                f"tilemoe: H was overwritten with dH for {chunk} of {chunks} chunks of tokens, "
+                f"then: {error}"
+            ) from error
+        elif isinstance(error, _REFUSALS):
+            self.progress.consumed = False
+
+
+def _addend_gradient(dO, saved):
+    if saved.numbers[At.KIND] != GROUPED:
+        return dO
+    E = saved.weights[0].shape[0]
+    row = torch.arange(dO.shape[0], device=dO.device).unsqueeze(-1)
+    return dO.masked_fill(row >= offsets_of(saved.routing, E)[E], 0)  # as O has it
+
+
+# ---------------------------------------------------------------- callers
+
+# Skips the Python of Function.apply, which only functorch needs: with functorch this is not called.
+_apply = super(torch.autograd.Function, Experts).apply
+
+
+def differentiated(
+    op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, comm=None
+):
+    """`experts` or `moe` as the functions call it if nothing is traced. It computes the same as the
+    operator's own autograd kernel in half of the host's time: it passes the dispatcher once, not
+    twice with all arguments as Python objects.
+
+    tensors: X, the router's, the six weights, the addend; third, rest: the operator's other
+    arguments, numbers and reals the last, keep_H not among them. `given` is memory for weights'
+    gradients, kept as it is and not as saved tensors: other layers and micro-batches add to it
+    meanwhile. `comm`: a Comm, whose source is kept in the place of X.
+    -> O or, of `moe` with `more`, O, routing, expert_counts."""
+    if forward_ad._current_level >= 0:
+        ops.refuse_tangents((*tensors, third))
+    call = Call(op, rest, overwrite_H, more, given, accumulate, comm)
+    apply = Experts.apply if torch.compiler.is_compiling() else _apply
+    return apply(call, third, *tensors)
+
+
+def _register(name):
+    """Makes Experts the operator's autograd kernel."""
+    op = getattr(operators, name).default
+
+    def kernel(X, router, third, weights, addend, *rest):
+        tensors = X, router, *weights, addend
+        if forward_ad._current_level >= 0:
+            ops.refuse_tangents((*tensors, third))
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors, third):
+            ops.refuse_transforms()
+            *rest, keep_H, overwrite_H = rest
+            return _apply(Call(op, rest, overwrite_H, keep_H=keep_H), third, *tensors)
+        return ops.below_autograd(op, X, router, third, weights, addend, *rest)
+
+    ops.register_autograd(name, kernel)
+
+
+_register("experts")
+_register("moe")
