@@ -76,6 +76,10 @@ class Call {
   std::shared_ptr<void> guard_;  // a lock or a device guard
 };
 
+void zero(const Tensor& tensor);
+// The tensor itself if it is contiguous, at any address, else a copy.
+Tensor dense(const Tensor& tensor);
+
 void set_ctas_per_sm(int64_t count);
 
 // Torch's allocator has no memory for a tensor.

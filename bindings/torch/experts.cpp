@@ -173,7 +173,7 @@ void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H
     if (!weights[place]) refuse("the gradient of an absent weight is wanted");
     MaybeTensor& gradient = gradients[kDWeights + place];
     gradient = empty_like_weight(*weights[place]);
-    if (accumulate) torch::stable::zero_(*gradient);
+    if (accumulate) zero(*gradient);
   }
 }
 

@@ -10,7 +10,7 @@ Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const T
                        ScalarType dtype) {
   const tilemoe_routing_spec& spec = routing.spec;
   const MaybeTensor rows = logits ? MaybeTensor(dense_rows(*logits)) : MaybeTensor();
-  const Tensor dense_ds = torch::stable::contiguous(ds);
+  const Tensor dense_ds = dense(ds);
   const Tensor dlogits = call.empty({spec.T, spec.E}, dtype);
   size_t workspace_bytes = 0;
   const Tensor workspace = routing_workspace(call, spec, &workspace_bytes);
@@ -36,7 +36,7 @@ struct LossesArgs {
 
   LossesArgs(const Call& call, const Tensor& logits_given, const Tensor& expert_counts)
       : logits(dense_rows(logits_given)),
-        counts(torch::stable::contiguous(expert_counts)),
+        counts(dense(expert_counts)),
         workspace(workspace_for(call, logits_given)) {
     args.struct_size = sizeof args;
     args.device = call.device();
@@ -102,7 +102,7 @@ Tensor scores_at(const Tensor& logits, const Tensor& ids, int64_t scoring,
   check_dims("logits", logits, 2, "(T, E)");
   check_dims("ids", ids, 2, "(T, K)");
   const Tensor rows = dense_rows(logits);
-  const Tensor dense_ids = torch::stable::contiguous(ids);
+  const Tensor dense_ids = dense(ids);
   const Tensor scores = call.empty({ids.size(0), ids.size(1)}, ScalarType::Float);
   tilemoe_top_k_scores_args args{};
   args.struct_size = sizeof args;

@@ -138,17 +138,16 @@ Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E, int64_t c
   const Call call({{"ids", ids}, {"scores", scores}});
   if (capacity < 1 && ids.numel() > 0)
     refuse("capacity is " + std::to_string(capacity) + ", expected at least 1");
-  return build_top_k(call, torch::stable::contiguous(ids), torch::stable::contiguous(scores), E,
-                     capacity);
+  return build_top_k(call, dense(ids), dense(scores), E, capacity);
 }
 
 Tensor route_general(const Tensor& tokens, const Tensor& experts, const Tensor& scores, int64_t T,
                      int64_t E) {
   const Call call({{"tokens", tokens}, {"experts", experts}, {"scores", scores}});
   check_dims("tokens", tokens, 1, "(pairs)");
-  const Tensor dense_tokens = torch::stable::contiguous(tokens);
-  const Tensor dense_experts = torch::stable::contiguous(experts);
-  const Tensor dense_scores = torch::stable::contiguous(scores);
+  const Tensor dense_tokens = dense(tokens);
+  const Tensor dense_experts = dense(experts);
+  const Tensor dense_scores = dense(scores);
   NewRouting routing(call, routing_spec(call, TILEMOE_ROUTING_GENERAL, T, E, 0, tokens.size(0)));
   tilemoe_route_general_args args{};
   args.struct_size = sizeof args;
@@ -189,9 +188,8 @@ std::tuple<Tensor, Tensor> route_rounded(const Tensor& logits, const MaybeTensor
 Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_t rows) {
   const Call call({{"counts", counts}, {"row_scores", row_scores}});
   check_dims("counts", counts, 1, "(E)");
-  const Tensor dense_counts = torch::stable::contiguous(counts);
-  const MaybeTensor scores =
-      row_scores ? MaybeTensor(torch::stable::contiguous(*row_scores)) : std::nullopt;
+  const Tensor dense_counts = dense(counts);
+  const MaybeTensor scores = row_scores ? MaybeTensor(dense(*row_scores)) : std::nullopt;
   NewRouting routing(call, routing_spec(call, TILEMOE_ROUTING_GROUPED, 0, counts.size(0), 0, rows));
   tilemoe_route_grouped_args args{};
   args.struct_size = sizeof args;

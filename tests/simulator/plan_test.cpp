@@ -74,8 +74,8 @@ TEST(Plan, IsMadeOnceForForwardAndBackward) {
   const KernelPlan made = layer.plan();
   ASSERT_NE(made, nullptr);
   EXPECT_EQ(layer.plan(), made);
-  for (const auto& planned : {made->up_projection, made->down_projection,
-                              made->activation_gradient, made->input_gradient[0]})
+  for (const auto& planned : {made->up_projection, made->down_projection, made->activation_gradient,
+                              made->input_gradient[0]})
     EXPECT_NE(planned.kernel, nullptr);
 
   layer.weights.W2.stride[1] = 1, layer.weights.W2.stride[2] = 128;
