@@ -23,12 +23,12 @@ from ._shapes import (
 )  # fmt: skip
 from ._travel import Comm
 
-_INPUTS = 11  # of Experts
-_FIRST = 2  # of them with a gradient
+_INPUTS, _FIRST = 11, 2  # of Experts, and the first of them that has a gradient
 _ALL = (1 << len(GRADIENTS)) - 1
+# The positions of the bits of each set of gradients.
 _BITS = [[bit for bit in range(len(GRADIENTS)) if bits & 1 << bit] for bits in range(_ALL + 1)]
 _OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # from dH and X alone
-_REFUSALS = (ValueError, NotImplementedError, torch.OutOfMemoryError)  # before anything is written
+_REFUSALS = (ValueError, NotImplementedError, torch.OutOfMemoryError)  # nothing was written
 
 
 class Call(NamedTuple):
@@ -126,7 +126,7 @@ class _Walk:
         """needs: bits of the gradients to compute, the addend's the last."""
         self.call, self.progress, self.dO = ctx.call, ctx.progress, dO
         self.wanted, self.of_addend = needs & _ALL, needs > _ALL
-        self.over_H = self.has_dH = False  # dH will be over H; is
+        self.over_H = self.has_dH = False  # dH is to be written over H; H contains dH
         self.made: list[Tensor | None] = [None] * len(GRADIENTS)
         self.stages: list[Stage] = []
         self.parts: Any = None  # what the stages of all chunks write to
@@ -167,7 +167,7 @@ class _Walk:
         a trace: their memory is allocated when dX's workspace is free. Else the operator does this
         itself."""
         call, first, last = self.call, self.wanted & ~_OF_W1, self.wanted & _OF_W1
-        apart = self.traced or call.comm is not None and call.comm.travel.overlap
+        apart = self.traced or (call.comm is not None and call.comm.travel.overlap)
         if not (self.over_H and apart and first and last & ~self.of_given):
             return [Stage(self.wanted)]
         from_dH = Stage(last, from_dH=True)
