@@ -7,7 +7,7 @@ try:
 
     from . import _flops as _flops  # registers them
     from ._config import set_arch, set_kit, show_config
-    from ._from_modules import from_modules
+    from .integrations.from_modules import from_modules
     from ._library import VERSION as __version__
     from ._library import set_block_turns, set_ctas_per_sm
     from .functional import WeightGradients, grouped_experts, moe, moe_general

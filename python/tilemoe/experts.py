@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from . import _library, _options, _rules, functional
-from ._distributed import OnMesh, Spread, plain
+from .distributed.dtensor import OnMesh, Spread, plain
 from .functional import Activation
 from .routing import Aux
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._team import Arrival, Team
-    from .expert_parallel import OfTeam, Places
+    from .distributed.cost import Places
+    from .distributed.layer import OfTeam
+    from .distributed.team import Arrival, Team
 
 ExpertGradients = Literal["mean", "sum"]
 
@@ -118,7 +119,7 @@ class Experts(nn.Module):
     ) -> tuple[Tensor, Aux, OfTeam]:
         """x (t, d), logits (t, E), or with ids scores (t, K), of this rank's tokens; its rows on
         their way -> O (t, d), its Aux, and the choice of all ranks."""
-        from . import expert_parallel
+        from .distributed import layer as spread
 
         W1, W2, b1, b2 = self._weights(self._own)
         layer = functional._layer(
@@ -128,12 +129,12 @@ class Experts(nn.Module):
         with_experts = (W2.shape[0], layer, addend, team, places)
         if rounding is not None:
             functional._check_rounded(rounding[0], **choice)
-            return expert_parallel.rounded(x, router, *with_experts, K, rounding)
+            return spread.rounded(x, router, *with_experts, K, rounding)
         if ids is not None:
-            chosen = expert_parallel.given(router, ids, W2.shape[0] * team.size)
+            chosen = spread.given(router, ids, W2.shape[0] * team.size)
         else:
-            chosen = expert_parallel.choose(router, K, **choice)
-        return expert_parallel.routed(x, chosen, *with_experts, arrival)
+            chosen = spread.choose(router, K, **choice)
+        return spread.routed(x, chosen, *with_experts, arrival)
 
     def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)

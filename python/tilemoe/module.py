@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import _library, _options, _renamed
 from ._autocast import autocast_dtype
-from ._distributed import Spread, is_dtensor, plain
+from .distributed.dtensor import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, SharedExpertGate, SharedExperts
 from .functional import Activation, Gate
 from .router import Router, is_observed
@@ -35,8 +35,9 @@ from .routing import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ._team import RankTokens, Team
-    from .expert_parallel import Chunks, Dispatch, OfTeam, Places
+    from .distributed.cost import Chunks, Dispatch, Places
+    from .distributed.layer import OfTeam
+    from .distributed.team import RankTokens, Team
 
 
 _DROPPED_LOSSES = (
@@ -239,7 +240,7 @@ class MoE(nn.Module):
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
         self._places: Places | None = None
         if expert_mesh is not None:
-            from .expert_parallel import Places
+            from .distributed.cost import Places
 
             self._places = Places(
                 capacity_factor, on_overflow, keep_gathered, overlap, chunks, dispatch
@@ -378,7 +379,7 @@ class MoE(nn.Module):
         token_mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
         """forward of this rank's tokens, with experts on several ranks."""
-        from . import expert_parallel
+        from .distributed import layer
 
         assert self.expert_mesh is not None and self._places is not None
         if is_dtensor(x):
@@ -390,10 +391,10 @@ class MoE(nn.Module):
         own = self._cast(x.reshape(-1, self.d))  # (t, d)
         sizes = self.d, self.n, self.E, self.K
         group = self.expert_mesh.get_group()
-        team = expert_parallel.team_of(
+        team = layer.team_of(
             group, own, self._places, self.rank_tokens, sizes, rounding is not None
         )
-        arrival = None if rounding is not None else expert_parallel.start(own, team)
+        arrival = None if rounding is not None else layer.start(own, team)
         # While the rows travel:
         logits = self.gate(x.reshape(-1, self.d) if self.router_dtype else own)  # (t, E)
         router, routing = logits, self._rule()
@@ -428,7 +429,7 @@ class MoE(nn.Module):
         self, logits: Tensor, of_team: OfTeam, team: Team, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """This rank's logits (t, E), mask (t) -> loss, balance, z of the tokens of all ranks."""
-        from ._team import mean_of_ranks
+        from .distributed.team import mean_of_ranks
 
         loss, balance, z = self._losses(logits, of_team.counts, mask)
         if not self._has_losses():

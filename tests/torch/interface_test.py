@@ -15,9 +15,10 @@ from checks import refused
 import tilemoe
 import tilemoe.state_dict
 from tilemoe import (
-    _config, _expert_plan, _from_modules, _huggingface, _library, _options, _rules, expert_parallel,
-    functional, module, routing,
+    _config, _library, _options, _rules, expert_parallel, functional, module, routing,
 )  # fmt: skip
+from tilemoe.distributed import cost
+from tilemoe.integrations import from_modules, huggingface
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
@@ -121,7 +122,7 @@ def test_the_older_name_of_overlap_warns(monkeypatch, call):
     def places(_factor, _on_overflow, _keep_gathered, overlap, *_):
         raise Stop(overlap)
 
-    for of in (expert_parallel, _expert_plan):
+    for of in (expert_parallel, cost):
         monkeypatch.setattr(of, "Places", places)
     with warns_of("beside=", "overlap=") as seen, pytest.raises(Stop, match="False"):
         call(beside=False)
@@ -229,7 +230,7 @@ class TestDtypeOnAGpu:
 
 @pytest.mark.parametrize(
     "of",
-    [functional, routing, module, _config, _from_modules, _huggingface],
+    [functional, routing, module, _config, from_modules, huggingface],
     ids=lambda m: m.__name__,
 )
 def test_examples_in_docstrings(of):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from . import _library, _rules
-from ._autocast import autocast_dtype
-from ._transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
+from .. import _library, _rules
+from .._autocast import autocast_dtype
+from .transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
 
 CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
 FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated"}
