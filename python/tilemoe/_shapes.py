@@ -6,18 +6,26 @@ import functools
 import torch
 
 from ._library import NAMESPACE, operators
-from ._packing import GRADIENTS, NUMBERS, REALS, RULE, WEIGHTS, At, names_of_gradients
-from ._rules import (
-    GENERAL,
-    GROUPED,
-    ROUNDED,
-    ROUNDINGS,
-    SCORES_GIVEN,
-    TOP_K,
+from ._layout import (
+    GRADIENTS,
+    WEIGHTS,
     h_width,
+    names_of_gradients,
     rounded_capacity,
     routing_elements,
     w1_rows,
+)
+from .options import (
+    GENERAL,
+    GROUPED,
+    NUMBERS,
+    REALS,
+    ROUNDED,
+    ROUNDINGS,
+    RULE,
+    SCORES_GIVEN,
+    TOP_K,
+    At,
 )
 
 # The bits of `wanted` (TILEMOE_GRADIENT_ in tilemoe.h).

@@ -20,8 +20,8 @@ from torchtitan.config import derive, override
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 
 from . import _library
-from .distributed.cost import Dispatch
 from .integrations.torchtitan import TileMoEGroupedExperts, TileMoERoutedExperts
+from .options import Dispatch
 
 
 @override(target=RoutedExperts.Config, description="Route, compute and combine by TileMoE.")

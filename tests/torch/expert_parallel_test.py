@@ -18,6 +18,7 @@ from checks import start
 from module_support import same_bits
 from processes import launch, of_world
 from tilemoe.distributed import cost
+from tilemoe.options import Options
 from tilemoe.bench import records
 
 WORLDS = (1, 2, 4)
@@ -133,13 +134,13 @@ def test_the_model_of_pulling(monkeypatch):
         assert best_way(*few, 4, 2, chunks) == Way(1, True)
     assert best_way(*many, 4, 2, 4) == best_way(*few, 1, 2, 4) == Way(4, False)
     assert cost.pull_ms(*few, 4, 2) < 0.6 * cost.pull_ms(*many, 4, 2)
-    places = tilemoe.expert_parallel.Places(dispatch="auto", chunks=4)
+    options = Options(dispatch="auto", chunks=4)
     for local, world, way in (("4", "4", Way(1, True)), ("4", "8", Way(4, False))):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         monkeypatch.setenv("WORLD_SIZE", world)
-        assert places.way_of(*few, 4, torch.bfloat16) == way
+        assert cost.way_of(options, *few, 4, torch.bfloat16) == way
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert places.way_of(*few, 4, torch.bfloat16) == Way(4, False)
+    assert cost.way_of(options, *few, 4, torch.bfloat16) == Way(4, False)
     given = dict(zip(("T", "d", "n", "E", "K"), few), ranks=4)
     plan = tilemoe.expert_parallel.plan
     assert plan(**given, dispatch="pull", device="cpu").kept < plan(**given, keep_gathered=True).kept

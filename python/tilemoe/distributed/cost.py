@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .. import _library, _renamed, _rules
-from ..functional import Activation
+from .. import _library
+from .._layout import h_width
+from .._signatures import Reader
+from ..options import RULE, SCORES_GIVEN, TOP_K, At, OfPlan, Options, rule_of
 from .team import cuts_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MAX_CHUNKS = 8
 _TILE_ROWS = 128  # rows of a GEMM tile: an expert's last tile of a chunk is half empty on average
@@ -109,10 +114,6 @@ def best_chunks(
 
 _GIB = 2**30
 
-Chunks = Union[int, Literal["auto"]]
-Dispatch = Literal["all_gather", "pull", "auto"]
-
-
 class Memory(NamedTuple):
     """Bytes of a rank for one layer, without weights, its own x and O, their gradients, the router,
     and the memory of torch.distributed itself."""
@@ -130,50 +131,24 @@ class Memory(NamedTuple):
         )
 
 
-class Places(NamedTuple):
-    """The capacity of a rank for pairs of its experts, and how rows travel."""
+def way_of(
+    options: Options, T: int, d: int, n: int, E: int, K: int, ranks: int, dtype: torch.dtype
+) -> Way:
+    """How the rows of a layer of these sizes travel."""
+    if options.dispatch == "pull":
+        return Way(1, True)
+    sizes = T, d, n, E, K, ranks, dtype.itemsize
+    chunks = best_chunks(*sizes) if options.chunks == "auto" else options.chunks
+    if options.dispatch == "auto" and _on_one_host():
+        return best_way(*sizes, chunks)
+    return Way(chunks, False)
 
-    capacity_factor: float | None = None
-    on_overflow: str = "nan"
-    keep_gathered: bool = False
-    overlap: bool = True
-    chunks: Chunks = 1
-    dispatch: Dispatch = "all_gather"
 
-    def check(self) -> None:
-        factor = self.capacity_factor
-        if factor is not None and not (factor > 0 and math.isfinite(factor)):
-            raise ValueError(
-                f"tilemoe: capacity_factor is {factor}, expected None or a number above 0"
-            )
-        _rules.number("on_overflow", ("nan", "drop"), self.on_overflow)
-        chunks = self.chunks
-        if chunks != "auto" and (type(chunks) is not int or chunks < 1):
-            raise ValueError(
-                f"tilemoe: chunks is {chunks!r}, expected 'auto' or an int of at least 1"
-            )
-        _rules.number("dispatch", ("all_gather", "pull", "auto"), self.dispatch)
-        if self.dispatch == "pull" and chunks not in (1, "auto"):
-            raise ValueError(
-                f"tilemoe: chunks is {chunks}, but dispatch is 'pull', which has one chunk"
-            )
-
-    def way_of(
-        self, T: int, d: int, n: int, E: int, K: int, ranks: int, dtype: torch.dtype
-    ) -> Way:
-        if self.dispatch == "pull":
-            return Way(1, True)
-        sizes = T, d, n, E, K, ranks, dtype.itemsize
-        chunks = best_chunks(*sizes) if self.chunks == "auto" else self.chunks
-        if self.dispatch == "auto" and _on_one_host():
-            return best_way(*sizes, chunks)
-        return Way(chunks, False)
-
-    def capacity(self, pairs: int, ranks: int, max_pairs: int) -> int:
-        """Rows of one rank: the factor times the mean; `max_pairs` suffices for every routing."""
-        if self.capacity_factor is None:
-            return max_pairs
-        return min(math.ceil(self.capacity_factor * pairs / ranks), max_pairs)
+def capacity_of(options: Options, pairs: int, ranks: int, max_pairs: int) -> int:
+    """Rows of one rank: the factor times the mean; `max_pairs` suffices for every routing."""
+    if options.capacity_factor is None:
+        return max_pairs
+    return min(math.ceil(options.capacity_factor * pairs / ranks), max_pairs)
 
 
 def _on_one_host() -> bool:
@@ -182,7 +157,10 @@ def _on_one_host() -> bool:
     return local is not None and local == os.environ.get("WORLD_SIZE")
 
 
-@_renamed.option(beside="overlap")
+_plan = Reader("plan", OfPlan)
+
+
+@_plan.shows
 def plan(
     T: int,
     d: int,
@@ -191,16 +169,10 @@ def plan(
     K: int,
     ranks: int,
     *,
-    capacity_factor: float | None = None,
-    keep_gathered: bool = False,
-    overlap: bool = True,
-    chunks: Chunks = 1,
-    dispatch: Dispatch = "all_gather",
-    activation: Activation = "swiglu",
     bias: bool = False,
-    column_blocks: int = 1,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
+    **options: Unpack[OfPlan],
 ) -> Memory:
     """Return the memory that a rank needs for `moe`, or for `MoE(expert_mesh=)` without shared
     experts and without rounding, with T tokens on each rank.
@@ -208,9 +180,7 @@ def plan(
     Args:
         T, d, n, E, K: tokens of a rank, their width, the experts', all ranks' experts, a token's.
         ranks: of the group, or of expert_mesh.
-        capacity_factor: None: every routing fits, with T * min(K, E / ranks) pairs of each rank; a
-            number: this factor times the mean, T * K pairs.
-        keep_gathered, overlap, chunks, dispatch, activation, bias, column_blocks: as in `moe`.
+        bias: the experts have biases.
         dtype, device: of the tokens. The partial sums of a GPU are counted only on that GPU.
 
     Returns:
@@ -225,17 +195,15 @@ def plan(
         >>> lossless.places, less.places
         (131072, 49152)
     """
+    how = _plan(options)  # type: ignore[arg-type]
     if ranks < 1 or E % ranks:
         raise ValueError(f"tilemoe: E is {E}, which is no multiple of the {ranks} ranks")
-    places = Places(capacity_factor, "nan", keep_gathered, overlap, chunks, dispatch)
-    places.check()
     E_local, N, size = E // ranks, T * ranks, dtype.itemsize
     width = min(K, E_local)  # of ids and scores that the layer gets
-    C = max(places.capacity(N * K, ranks, N * width), 1)
-    way = places.way_of(T, d, n, E, K, ranks, dtype)
+    C = max(capacity_of(how, N * K, ranks, N * width), 1)
+    way = way_of(how, T, d, n, E, K, ranks, dtype)
     tokens = min(N, C) if way.pulls else N  # that come here
-    number = _rules.number("activation", _rules.ACTIVATIONS, activation)
-    numbers = [*_rules.rule_of(_rules.TOP_K, width, _rules.SCORES_GIVEN), number, 0, column_blocks]
+    numbers = [*rule_of(TOP_K, width, SCORES_GIVEN), *how.numbers[len(RULE) :]]
     like = torch.empty(0, dtype=dtype, device=device)
     routing, H, of_forward, of_backward, of_dW1 = _library.operators.layer_bytes(
         like, [tokens, E_local, d, n, C], numbers
@@ -245,7 +213,7 @@ def plan(
     ids = 4 * N * K  # also scores, and their gradient
     narrowed = tokens * E_local * K if K > E_local else 0  # which place is which expert's: bools
     choice = 8 * T * K + narrowed + way.pulls * 4 * (tokens + T * ranks)
-    kept = H + routing + choice + keep_gathered * rows
+    kept = H + routing + choice + how.keep_gathered * rows
     # The packed, the ids, the scores, those of here.
     gathered = 6 * ids + 4 * narrowed + 8 * tokens * width
     if way.pulls:
@@ -260,14 +228,14 @@ def plan(
         arriving = 0
     # Results of the chunks before the last, received while the last chunk is computed.
     back_already = cuts_of(T, way.chunks)[-2] * ranks * d * size
-    computing = (2 - keep_gathered) * rows + back_already + of_forward
+    computing = (2 - how.keep_gathered) * rows + back_already + of_forward
     forward = kept + gathered + max(computing, adding, arriving)
-    h_width = _rules.h_width(number, n)
+    width_of_H = h_width(numbers[At.ACTIVATION], n)
     of_W2 = E_local * (d * n + bias * d) * size
-    of_W1 = E_local * h_width * (d + bias) * size
+    of_W1 = E_local * width_of_H * (d + bias) * size
     ds = 8 * tokens * width
     made = rows + ds + of_W2  # dX of the received rows, and the gradients for the optimizer
-    back = overlap * (own if way.pulls else rows)  # dX's sums, received while dW1 is computed
-    computing = (2 - keep_gathered) * rows + made + max(of_backward, of_dW1 + of_W1 + back)
+    back = how.overlap * (own if way.pulls else rows)  # dX's sums, received while dW1 is computed
+    computing = (2 - how.keep_gathered) * rows + made + max(of_backward, of_dW1 + of_W1 + back)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)
     return Memory(C, kept, forward, backward)

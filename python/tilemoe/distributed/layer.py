@@ -9,10 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _library, _rules, functional, ops
+from .. import _calls, _library, ops
 from .._autocast import autocast_dtype
-from ..routing import Aux, counts_of_ids, narrowed_to_experts, route_rounded, top_k
-from .cost import Places, Way
+from .._layout import offsets_of, row_arrays_of
+from ..options import GENERAL, SCORES_GIVEN, Options, rule_of
+from ..routing import (
+    Aux,
+    Counter,
+    choose,
+    counts_of_ids,
+    narrowed_to_experts,
+    route_rounded,
+    top_k,
+)
+from .cost import Way, capacity_of, way_of
 from .pull import Pull
 from .team import (
     Arrival,
@@ -30,14 +40,14 @@ _ops = _library.operators
 
 
 def team_of(
-    group: dist.ProcessGroup, x: Tensor, places: Places, rank_tokens: RankTokens,
+    group: dist.ProcessGroup, x: Tensor, options: Options, rank_tokens: RankTokens,
     sizes: tuple[int, int, int, int], rounds: bool,
 ) -> Team:  # fmt: skip
     """The team of a call with x (t, d), in a layer of these d, n, E and K."""
     way = Way(1, False)
     if not rounds:
         T = max_tokens(x.shape[0], rank_tokens)
-        way = places.way_of(T, *sizes, dist.get_world_size(group), x.dtype)
+        way = way_of(options, T, *sizes, dist.get_world_size(group), x.dtype)
     return Team(group, x.shape[0], rank_tokens, *way)
 
 
@@ -48,21 +58,6 @@ class _Chosen(NamedTuple):
     ids: Tensor  # (t, K)
     counts: Tensor  # (E) int32
     distinct: bool  # no expert twice for a token
-
-
-def choose(logits: Tensor, K: int, *, scoring, selection_bias, n_group, topk_group, group_score,
-           routed_scaling_factor) -> _Chosen:  # fmt: skip
-    """logits (t, E) -> each token's K experts."""
-    rule = _rules.rule(logits.shape[1], K, scoring, n_group, topk_group, group_score)
-    if routed_scaling_factor != 1.0:
-        _rules.check_factor(routed_scaling_factor)
-    args = (logits, selection_bias, rule, routed_scaling_factor, torch.int32)
-    return _Chosen(*ops.call(_ops.top_k.default, *args), True)
-
-
-def given(scores: Tensor, ids: Tensor, E: int) -> _Chosen:
-    """Experts that were chosen elsewhere."""
-    return _Chosen(scores, ids, counts_of_ids(ids, E), False)
 
 
 def start(x: Tensor, team: Team) -> Arrival | None:
@@ -80,22 +75,48 @@ class OfTeam(NamedTuple):
     tokens: Tensor  # () int32
 
 
-def routed(
+def computed(
     x: Tensor,
-    chosen: _Chosen,
-    E_local: int,
-    layer: functional._Layer,
+    router: Tensor,
+    layer: _calls.Layer,
     addend: Tensor | None,
     team: Team,
-    places: Places,
+    arrival: Arrival | None,
+    *,
+    ids: Tensor | None,
+    selection_bias: Tensor | None,
+    counter: tuple[Counter | None, Counter | None],
+    rounds: bool,
+) -> tuple[Tensor, Aux, OfTeam]:
+    """x (t, d), logits (t, E), or with ids scores (t, K), of this rank's tokens; its rows on their
+    way -> O (t, d), its Aux, and what all ranks chose. rounds: under the rounding of the options,
+    with the seed and the offset of `counter`."""
+    if rounds:
+        _calls.refuse_bias(selection_bias)
+        return _rounded(x, router, layer, addend, team, counter)
+    if ids is not None:
+        E = _calls.experts_in(layer.weights[0]) * team.size
+        chosen = _Chosen(router, ids, counts_of_ids(ids, E), False)
+    else:
+        chosen = _Chosen(*choose(router, layer.options, selection_bias), True)
+    return _routed(x, chosen, layer, addend, team, arrival)
+
+
+def _routed(
+    x: Tensor,
+    chosen: _Chosen,
+    layer: _calls.Layer,
+    addend: Tensor | None,
+    team: Team,
     arrival: Arrival | None,
 ) -> tuple[Tensor, Aux, OfTeam]:
     """x (t, d) -> O (t, d), its Aux, and what all ranks chose."""
-    K, E = chosen.ids.shape[1], E_local * team.size
+    K, E_local = chosen.ids.shape[1], _calls.experts_in(layer.weights[0])
+    E = E_local * team.size
     ids, scores, counts, tokens = _gather_choice(chosen, team)
     first = team.rank * E_local
     max_pairs = team.tokens * (min(K, E_local) if chosen.distinct else K)
-    capacity = places.capacity(team.tokens * K, team.size, max_pairs)
+    capacity = capacity_of(layer.options, team.tokens * K, team.size, max_pairs)
 
     # Pairs of each rank's experts.
     of_ranks = counts.view(team.size, team.size, E_local).sum((0, 2))
@@ -104,16 +125,16 @@ def routed(
     if team.pulls:
         pull = Pull(ids, E_local, capacity, team)
         ids, scores = pull.ids_of_rows(ids), pull.scores_of_rows(scores)
-    rows, comm = _rows(x, team, places, arrival, pull)
+    rows, comm = _rows(x, team, layer.options, arrival, pull)
     own_ids = ids - first
     own_ids, scores = narrowed_to_experts(own_ids, scores, E_local)
     places_here = max(min(capacity, own_ids.numel()), 1)
-    parts, _ = functional._of_ids(
+    parts, _ = _calls.of_ids(
         rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, comm,
         team.token_cuts if team.chunks > 1 else None,
     )  # fmt: skip
     del rows  # before as many rows of results are allocated
-    out = _back(parts, addend, comm.travel, places, capacity < max_pairs, overflow)
+    out = _back(parts, addend, comm.travel, layer.options, capacity < max_pairs, overflow)
     here = (chosen.ids >= 0) & (chosen.ids < E)
     none = torch.zeros_like(overflow)
     aux = Aux(
@@ -150,74 +171,69 @@ def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _rows(
-    x: Tensor, team: Team, places: Places, arrival: Arrival | None, pull: Pull | None = None
+    x: Tensor, team: Team, options: Options, arrival: Arrival | None, pull: Pull | None = None
 ) -> tuple[Tensor, ops.Comm]:
     """All ranks' rows (N, d), or a Pull's (C, d); and the communication that gets them again in
     backward and sends their gradient back."""
     own = x.to(autocast_dtype(x.device) or x.dtype)
     way = team if pull is None else pull
-    travel = Travel(way, places.keep_gathered, places.overlap)
+    travel = Travel(way, options.keep_gathered, options.overlap)
     arrival = way.start(own) if arrival is None else arrival.go_on()
     rows = gathered(own, travel, arrival)
-    return rows, ops.Comm(travel, (rows if places.keep_gathered else own).detach())
+    return rows, ops.Comm(travel, (rows if options.keep_gathered else own).detach())
 
 
 def _back(
-    parts: Tensor, addend: Tensor | None, travel: Any, places: Places, may_overflow: bool,
+    parts: Tensor, addend: Tensor | None, travel: Any, options: Options, may_overflow: bool,
     overflow: Tensor,
 ) -> Tensor:  # fmt: skip
     if addend is not None:
         addend = addend.to(parts.dtype)
-    spoils = may_overflow and places.on_overflow == "nan"
+    spoils = may_overflow and options.on_overflow == "nan"
     return returned(parts, addend, travel, overflow > 0 if spoils else None)
 
 
 # ---------------------------------------------------------------- token rounding
 
 
-def rounded(
+def _rounded(
     x: Tensor,
     logits: Tensor,
-    E_local: int,
-    layer: functional._Layer,
+    layer: _calls.Layer,
     addend: Tensor | None,
     team: Team,
-    places: Places,
-    K: int,
-    how: tuple[Any, ...],
+    counter: tuple[Counter | None, Counter | None],
 ) -> tuple[Tensor, Aux, OfTeam]:
     """The same under token rounding, of all ranks' tokens: each rank rounds all of them alike, from
-    the same logits. how: rounding, m, rounding_tokens, seed, offset."""
+    the same logits. counter: seed and offset."""
     if team.counts is None:
         raise ValueError(
             "tilemoe: rounding needs the tokens of each rank, but rank_tokens is only their maximum"
         )
     arrival = start(x, team)
-    tokens, E = sum(team.counts), E_local * team.size
+    tokens, E_local = sum(team.counts), _calls.experts_in(layer.weights[0])
+    options, E = layer.options, E_local * team.size
     of_all = team.gather(logits)
     if any(count != team.rows for count in team.counts):
         of_all = torch.cat([of_all[r * team.rows :][:c] for r, c in enumerate(team.counts)])
-    rounding, m, size = how[:3]
-    routing, max_pairs, counts = route_rounded(of_all, K, *how)
-    capacity = places.capacity(max_pairs, team.size, min(max_pairs, tokens * E_local))
-    offsets = _rules.offsets_of(routing, E)
+    routing, max_pairs, counts = route_rounded(of_all, options, *counter)
+    capacity = capacity_of(options, max_pairs, team.size, min(max_pairs, tokens * E_local))
+    offsets = offsets_of(routing, E)
     pairs = _own_pairs(routing, offsets, E, E_local, max_pairs, capacity, team)
 
-    chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
+    chosen, ids = top_k(logits, options.K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (t, E)
     scores = scores_of_pairs(score_of, team, pairs.scores, pairs.tokens, pairs.experts, E_local)
-    rows, comm = _rows(x, team, places, arrival)
+    rows, comm = _rows(x, team, options, arrival)
     args = (pairs.tokens, pairs.experts, scores.detach(), team.tokens, E_local)
     routing_here = ops.call_undifferentiated(_ops.route_general.default, *args)
-    rule = _rules.rule_of(_rules.GENERAL, 0, _rules.SCORES_GIVEN)
-    parts = functional._run(
-        _ops.experts.default, rows, scores, routing_here, layer, None, (pairs.tokens.shape[0],),
-        rule, comm=comm,
-    )  # fmt: skip
+    rule = rule_of(GENERAL, 0, SCORES_GIVEN)
+    here = pairs.tokens.shape[0]
+    parts = _calls.of_routing(rows, scores, routing_here, layer, None, here, rule, comm)
     del rows
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
-    out = _back(parts, addend, comm.travel, places, capacity < max_pairs, overflow)
+    out = _back(parts, addend, comm.travel, layer.options, capacity < max_pairs, overflow)
     aux = _aux_of_rounded(routing, offsets, ids, E, max_pairs, team, overflow)
     of_team = OfTeam(counts, torch.full((), tokens, dtype=torch.int32, device=x.device))
     return out, aux, of_team
@@ -233,7 +249,7 @@ class _Pairs(NamedTuple):
 
 def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
     """The pairs of this rank's experts, from a rounded routing of all tokens with `rows` rows."""
-    row_score, row_token, *_ = _rules.row_arrays_of(routing, E, rows)
+    row_score, row_token, *_ = row_arrays_of(routing, E, rows)
     first = team.rank * E_local
     of_own = offsets[first : first + E_local + 1]
     row = of_own[0] + torch.arange(capacity, device=routing.device)
@@ -253,7 +269,7 @@ def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
 
 def _aux_of_rounded(routing, offsets, ids, E, rows, team, overflow):
     """The Aux of this rank's tokens, which chose ids (t, K)."""
-    _, row_token, *_ = _rules.row_arrays_of(routing, E, rows)
+    _, row_token, *_ = row_arrays_of(routing, E, rows)
     row = torch.arange(rows, device=routing.device)
     own_first = sum(team.counts[: team.rank])
     token = row_token.long() - own_first

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import _library, _options
-from ..functional import Activation
+from .. import _library, _parameters
 from ..module import MoE
+from ..options import Activation, Scoring
 from ..router import is_observed
-from ..routing import Scoring
 
 if TYPE_CHECKING:
     from .transformers_forms import Form
@@ -121,7 +120,7 @@ def from_modules(
     first = getattr(modules[0], names.up[0])
     d, dtype = first.in_features, first.weight.dtype
     n = getattr(modules[0], names.down).in_features
-    _options.check_dtypes(**{"experts.0.weight": dtype})
+    _parameters.check_dtypes(**{"experts.0.weight": dtype})
     state = _gate_state(gate, len(modules), d, first.weight.device)
     options.setdefault("router_dtype", None if gate.weight.dtype == dtype else gate.weight.dtype)
     layer = MoE(

@@ -18,8 +18,8 @@ from torchtitan.models.common.token_dispatcher import (
 )
 
 from .. import expert_parallel, functional
-from ..distributed.cost import Dispatch
 from ..distributed.dtensor import local_bfloat16
+from ..options import Dispatch
 from . import torchtitan_dispatchers as dispatchers
 
 
