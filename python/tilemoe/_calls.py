@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from . import _checks, _given_memory, _library, ops
-from ._layout import WEIGHTS, counters_of, offsets_of, row_arrays_of
+from ._layout import WEIGHTS, counters_of, offsets_of, row_arrays_of, rule_of
 from ._shapes import shape_text
-from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options, rule_of
+from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options
 from .routing import (
     Aux,
     Counter,

@@ -3,7 +3,7 @@ gradients, H, and the routing."""
 
 import torch
 
-from .options import ACTIVATIONS, GATE_LAYOUTS, GATED, GENERAL, GROUPED, ROUNDED, SCORINGS
+from .options import ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SCORINGS
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
@@ -11,7 +11,7 @@ SIZES = ("T", "E", "d", "n", "capacity")  # of layer_bytes
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
 
 _GATED = tuple(map(ACTIVATIONS.index, GATED))
-_SPLIT = GATE_LAYOUTS.index("split")
+_SPLIT = LITERALS["gate_layout"].index("split")
 _OF_CHOSEN = ("softmax_over_chosen", "softmax_renormalized")
 
 
@@ -29,6 +29,11 @@ def pack_gradients(all_of_them):
 
 def names_of_gradients(places):
     return [name for bit, name in enumerate(GRADIENTS) if places & 1 << bit]
+
+
+def rule_of(kind, K, scoring):
+    """The rule of a routing that exists already; scoring: its number, or SCORES_GIVEN."""
+    return [kind, K, scoring, 1, 1, 0]
 
 
 def is_gated(activation):

@@ -18,10 +18,10 @@ from ._layout import (
 from .options import (
     GENERAL,
     GROUPED,
+    LITERALS,
     NUMBERS,
     REALS,
     ROUNDED,
-    ROUNDINGS,
     RULE,
     SCORES_GIVEN,
     TOP_K,
@@ -189,7 +189,7 @@ def _(logits, seed, offset, K, m, rounding, round_tokens):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
     _check_K(K, E)
-    capacity = rounded_capacity(T, E, K, m, ROUNDINGS[rounding], round_tokens)
+    capacity = rounded_capacity(T, E, K, m, LITERALS["rounding"][rounding], round_tokens)
     return _int32(logits, routing_elements(ROUNDED, T, E, capacity)), _int32(logits, E)
 
 

@@ -17,7 +17,7 @@ from .options import DEFAULTS, FIELDS, OLDER, TYPES, Options
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_MAX_KEPT = 4096  # Options that a reader keeps
+MAX_KEPT = 4096  # Options that a reader keeps
 
 
 class Reader:
@@ -45,7 +45,7 @@ class Reader:
             return self._make(given)
         made = self._make(given)
         if not OLDER.keys() & given.keys():  # whose warning is for every call
-            if len(self._kept) >= _MAX_KEPT:
+            if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
             self._kept[key] = made
         return made

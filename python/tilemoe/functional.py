@@ -23,9 +23,10 @@ from ._calls import (
     routed,
     shaped_as,
 )
+from ._layout import rule_of
 from ._shapes import shape_text
 from ._signatures import Reader
-from .options import GENERAL, GROUPED, SCORES_GIVEN, OfMoe, OfRows, Options, rule_of
+from .options import GENERAL, GROUPED, SCORES_GIVEN, OfMoe, OfRows, Options
 from .routing import Aux, Counter, aux_of_pairs, rows_of, shaped_like
 
 if TYPE_CHECKING:

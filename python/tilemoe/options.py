@@ -33,12 +33,15 @@ Dispatch = Literal["all_gather", "pull", "auto"]
 
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")
-GATE_LAYOUTS: tuple[str, ...] = get_args(GateLayout)
 SCORINGS: tuple[str, ...] = get_args(Scoring)
-ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 TOP_K, GENERAL, ROUNDED, GROUPED = range(4)  # kinds of routing, the first number of a rule
 SCORES_GIVEN = -1  # in place of a scoring: backward returns the gradient of the scores themselves
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    *most, last = (f'"{name}"' for name in names)
+    return f"{', '.join(most)} or {last}"
 
 
 def option(
@@ -105,8 +108,8 @@ class Options:
     )
     activation: Activation = option(
         "swiglu",
-        """of the experts: gated, "swiglu", "geglu", "geglu_tanh", "reglu" or "glu"; not gated,
-        "silu", "gelu", "gelu_tanh", "relu", "relu_squared" or "identity".""",
+        f"""of the experts: gated, {_quoted(GATED)}; not gated,
+        {_quoted(tuple(name for name in ACTIVATIONS if name not in GATED))}.""",
         pack="numbers",
     )
     gate_layout: GateLayout = option(
@@ -251,11 +254,6 @@ REALS = _packed("reals")
 At: Any = type("At", (), {n.upper(): at for of in (NUMBERS, REALS) for at, n in enumerate(of)})
 
 
-def rule_of(kind: int, K: int, scoring: int) -> list[int]:
-    """The rule of a routing that exists already; scoring: its number, or SCORES_GIVEN."""
-    return [kind, K, scoring, 1, 1, 0]
-
-
 # ---------------------------------------------------------------- the options of each function
 
 
@@ -302,17 +300,11 @@ class _Rounded(OfRounding, total=False):
 
 
 class _Sizes(TypedDict, total=False):
-    """What sets a rank's memory."""
-
     capacity_factor: float | None
     keep_gathered: bool
     overlap: bool
     chunks: Chunks
     dispatch: Dispatch
-
-
-class _Ranks(_Sizes, total=False):
-    on_overflow: OnOverflow
 
 
 class _Rows(OfExperts, _Blocks, total=False):
@@ -333,14 +325,17 @@ class OfMoe(OfRows, _Choice, _Rounded, total=False):
     on_overflow: OnOverflow
 
 
-class OfRanks(_Rows, _Choice, _Rounded, _Ranks, total=False):
+class OfRanks(_Rows, _Choice, _Rounded, _Sizes, total=False):
     """expert_parallel.moe"""
 
     K: int | None
+    on_overflow: OnOverflow
 
 
-class OfModule(OfExperts, _Choice, _Rounded, _Blocks, _Ranks, total=False):
+class OfModule(OfExperts, _Choice, _Rounded, _Blocks, _Sizes, total=False):
     """MoE"""
+
+    on_overflow: OnOverflow
 
 
 class OfPlan(_Sizes, total=False):
@@ -348,3 +343,9 @@ class OfPlan(_Sizes, total=False):
 
     activation: Activation
     column_blocks: int
+
+
+if __name__ == "__main__":
+    from ._options_table import main
+
+    main()

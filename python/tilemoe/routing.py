@@ -13,7 +13,7 @@ from . import _checks, _library, ops
 from ._layout import counters_of, offsets_of, rounded_capacity, row_arrays_of
 from ._shapes import shape_text
 from ._signatures import Reader
-from .options import ROUNDINGS, At, OfRounding, OfScores, OfTopK, Rounding
+from .options import LITERALS, At, OfRounding, OfScores, OfTopK, Rounding
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -265,7 +265,7 @@ def scores_of(logits, ids, options):
 def route_rounded(logits, options, seed, offset):
     """The rounded routing of logits (T, E), its maximum rows, the counts (E) before rounding."""
     rounding, m, tokens = options.rounding, options.m, options.rounding_tokens
-    number = _checks.number("rounding", ROUNDINGS, rounding)
+    number = _checks.number("rounding", LITERALS["rounding"], rounding)
     if (rounding == "stochastic") != (seed is not None and offset is not None):
         raise ValueError("tilemoe: stochastic rounding, and only it, requires a seed and an offset")
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))

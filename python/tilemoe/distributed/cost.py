@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .. import _library
-from .._layout import h_width
+from .._layout import h_width, rule_of
 from .._signatures import Reader
-from ..options import RULE, SCORES_GIVEN, TOP_K, At, OfPlan, Options, rule_of
+from ..options import RULE, SCORES_GIVEN, TOP_K, At, OfPlan, Options
 from .team import cuts_of
 
 if TYPE_CHECKING:

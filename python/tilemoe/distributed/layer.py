@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import _calls, _library, ops
 from .._autocast import autocast_dtype
-from .._layout import offsets_of, row_arrays_of
-from ..options import GENERAL, SCORES_GIVEN, Options, rule_of
+from .._layout import offsets_of, row_arrays_of, rule_of
+from ..options import GENERAL, SCORES_GIVEN, Options
 from ..routing import (
     Aux,
     Counter,
