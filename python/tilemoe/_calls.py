@@ -65,35 +65,51 @@ def routed(
 ) -> Any:
     """x (..., d); logits (..., E), or with ids scores (..., K) -> O (..., d), with `return_aux`
     also its Aux. rounds: False: without the rounding of the options."""
-    options = layer.options
-    _library.require_device(x, "x")
-    name = "logits" if ids is None else "scores"
-    _library.require_together(x, "x", **{name: router})
-    rows = rows_of(x, "x", "(..., d)")
-    router = rows_of(router, name, "(..., E)" if ids is None else "(..., K)")
-    if addend is not None:
-        addend = shaped_as(addend, rows)
-    E = experts_in(layer.weights[0])
-    if ids is None:
-        check_shape("logits", router, rows.shape[0], E)
-        if options.K is None:
-            raise ValueError(NO_K)
-        if options.capacity is not None:
-            router, ids, _ = choose(router, options, selection_bias)
-    else:
-        _library.require_together(x, "x", ids=ids)
-        ids = rows_of(ids, "ids", "(..., K)")
-        check_shape("ids", ids, rows.shape[0], ids.shape[1])
-        check_shape("scores", router, rows.shape[0], ids.shape[1])
-    if ids is not None:
-        how = (addend, options.capacity, options.on_overflow, return_aux)
-        out, aux = of_ids(rows, router, ids, E, layer, *how)
-    elif options.rounding is not None and rounds:
-        out, aux = _rounded(rows, router, layer, addend, selection_bias, return_aux, seed, offset)
-    else:
-        out, aux = _top_k(rows, router, layer, addend, selection_bias, return_aux)
+    if type(x) not in _library.PLAIN or torch.compiler.is_compiling():  # nothing may fail there
+        _require_usual(x, router, ids)
+    try:
+        out, aux = _routed(
+            x, router, layer, ids, selection_bias, seed, offset, addend, return_aux, rounds
+        )
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        _require_usual(x, router, ids)
+        experts_in(layer.weights[0])
+        raise
     out = shaped_like(out, x)
     return (out, aux) if return_aux else out
+
+
+def _require_usual(x: Any, router: Any, ids: Any) -> None:
+    """Raises an error that names the argument that is no tensor that a kernel reads, or that is on
+    another device than x. torch's errors do not. Called after an error: in every call it would cost
+    host time."""
+    _library.require_device(x, "x")
+    together = {"logits": router} if ids is None else {"scores": router, "ids": ids}
+    _library.require_together(x, "x", **together)
+
+
+def _routed(x, router, layer, ids, selection_bias, seed, offset, addend, return_aux, rounds):
+    options, W1 = layer.options, layer.weights[0]
+    name, expected = ("logits", "(..., E)") if ids is None else ("scores", "(..., K)")
+    rows, router = rows_of(x, "x", "(..., d)"), rows_of(router, name, expected)
+    if addend is not None:
+        addend = shaped_as(addend, rows)
+    T, (E, _, _) = rows.shape[0], W1.shape
+    if ids is None:
+        check_shape(name, router, T, E)
+        if options.K is None:
+            raise ValueError(NO_K)
+        if options.rounding is not None and rounds:
+            return _rounded(rows, router, layer, addend, selection_bias, return_aux, seed, offset)
+        if options.capacity is None:
+            return _top_k(rows, router, layer, addend, selection_bias, return_aux)
+        router, ids, _ = choose(router, options, selection_bias)
+    else:
+        ids = rows_of(ids, "ids", expected)
+        check_shape("ids", ids, T, ids.shape[1])
+        check_shape("scores", router, T, ids.shape[1])
+    how = addend, options.capacity, options.on_overflow, return_aux
+    return of_ids(rows, router, ids, E, layer, *how)
 
 
 def _top_k(x, logits, layer, addend, selection_bias, return_aux):
@@ -222,49 +238,49 @@ def run(
     """Calls `moe` or `experts`, whose third argument is `third`, with a capacity or none. Returns
     O, and with `more` the operator's other outputs except H, which autograd keeps. `comm`: an
     ops.Comm, through which backward gets x."""
+    weights, given = layer.weights, layer.weight_grad_out
     try:
-        return _run(op, x, router, third, layer, addend, (*capacity, numbers, reals), more, comm)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        require_weights(layer.weights, addend)
-        raise
-
-
-def _run(op, x, router, third, layer, addend, rest, more, comm):
-    weights = layer.weights
-    device_type = x.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-        x, addend = _cast(x, dtype), _cast(addend, dtype)
-        weights = [_cast(weight, dtype) for weight in weights]
-    _library.require_dtype(x)
-    tensors = (x, router, *weights, addend)
-    given, overwrite_H = layer.weight_grad_out, layer.options.overwrite_H
-    if given is not None:
-        ops.refuse_transforms()
-        if not isinstance(given, WeightGradients):
-            kind = _library.class_of(given)
-            raise TypeError(
-                f"tilemoe: weight_grad_out is a {kind}, expected a tilemoe.WeightGradients"
-            )
-        others = {"x": x, "the logits or scores": router, "addend": addend}
-        _given_memory.check(given, layer.weights, x.dtype, others)
-    if not torch.is_grad_enabled():
-        if comm is not None and comm.chunks is not None:
-            return ops.forward_in_chunks(x, third, weights, *rest, False, comm)[0]
-        found = ops.call_undifferentiated(
-            op, x, router, third, weights, addend, *rest, False, False
-        )
-    elif given is None and (
-        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    ):
-        keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
-        found = ops.call(op, x, router, third, weights, addend, *rest, keep_H, bool(overwrite_H))
-    else:
+        device_type = x.device.type
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+            x, addend = _cast(x, dtype), _cast(addend, dtype)
+            weights = [_cast(weight, dtype) for weight in weights]
+        if type(x) not in _library.PLAIN:
+            _library.require_dtype(x)
+        rest = (*capacity, numbers, reals)
+        if given is not None:
+            _check_given(given, layer.weights, x, router, addend)
+        if not torch.is_grad_enabled():
+            if comm is not None and comm.chunks is not None:
+                return ops.forward_in_chunks(x, third, weights, *rest, False, comm)[0]
+            args = (x, router, third, weights, addend, *rest, False, False)
+            found = ops.call_undifferentiated(op, *args)
+            return (found[0], *found[2:]) if more else found[0]
+        tensors, overwrite_H = (x, router, *weights, addend), layer.options.overwrite_H
+        if given is None and (
+            torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        ):
+            keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
+            args = (x, router, third, weights, addend, *rest, keep_H, bool(overwrite_H))
+            found = ops.call(op, *args)
+            return (found[0], *found[2:]) if more else found[0]
         accumulate = given is not None and layer.options.accumulate
         return ops.differentiated(
             op, tensors, third, rest, overwrite_H, more, given, accumulate, comm
         )
-    return (found[0], *found[2:]) if more else found[0]
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        _library.require_dtype(x)
+        require_weights(layer.weights, addend)
+        raise
+
+
+def _check_given(given, weights, x, router, addend):
+    ops.refuse_transforms()
+    if not isinstance(given, WeightGradients):
+        kind = _library.class_of(given)
+        raise TypeError(f"tilemoe: weight_grad_out is a {kind}, expected a tilemoe.WeightGradients")
+    others = {"x": x, "the logits or scores": router, "addend": addend}
+    _given_memory.check(given, weights, x.dtype, others)
 
 
 def _cast(tensor, dtype):

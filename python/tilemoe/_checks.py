@@ -35,7 +35,7 @@ def factor(name: str, value: float) -> None:
         raise ValueError(f"tilemoe: {name} is {value}, expected a finite number above 0")
 
 
-# Comparisons, which torch.compile traces for a number that it does not know, as it does not isfinite.
+# torch.compile traces comparisons of a number that it does not know, but not math.isfinite.
 def finite(name: str, value: float) -> None:
     if not -math.inf < value < math.inf:
         raise ValueError(f"tilemoe: {name} is {value}, expected a finite number")

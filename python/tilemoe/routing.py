@@ -249,7 +249,7 @@ def shaped_like(rows, like):
 
 
 def choose(logits, options, selection_bias, ids_dtype=torch.int32):
-    """logits (T, E) -> scores (T, K), ids (T, K) and the counts (E), by the choice of the options."""
+    """logits (T, E) -> scores (T, K), ids (T, K), counts (E), by the choice of the options."""
     _checks.groups(options, logits.shape[1], options.K)
     factor = options.routed_scaling_factor
     args = (logits, selection_bias, options.rule, factor, ids_dtype)
