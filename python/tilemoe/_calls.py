@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _given_memory, _library, ops
-from ._layout import WEIGHTS, counters_of, offsets_of, row_arrays_of, rule_of
+from ._layout import WEIGHTS, array_of, counters_of, offsets_of, rule_of
 from ._shapes import shape_text
 from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options
 from .routing import (
@@ -143,8 +143,8 @@ def _rounded(x, logits, layer, addend, selection_bias, return_aux, seed, offset)
         return out, None
     dropped = counters_of(routing)[3].clone()
     added = offsets_of(routing, E)[E] - T * K + dropped
-    *_, token_offsets = row_arrays_of(routing, E, capacity)
-    without = (token_offsets[: T + 1].diff() == 0).sum(dtype=torch.int32)
+    token_offsets = array_of("token_offsets", routing, ROUNDED, T, E, capacity)
+    without = (token_offsets.diff() == 0).sum(dtype=torch.int32)
     none = torch.zeros_like(dropped)
     return out, Aux(counts, dropped, added, none, without, torch.zeros_like(none))
 

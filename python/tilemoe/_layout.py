@@ -1,9 +1,12 @@
 """The order and the sizes of what operators take and return as a list or as one tensor: weights,
 gradients, H, and the routing."""
 
+from typing import NamedTuple
+
 import torch
 
-from .options import ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SCORINGS
+from ._library import operators
+from .options import ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SCORINGS, TOP_K
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
@@ -67,37 +70,51 @@ def rounded_capacity(T, E, K, m, rounding, round_tokens):
     return min(bounds) if all(isinstance(b, int) for b in bounds) else torch.sym_min(*bounds)
 
 
-def _on_16_bytes(elements):
-    return (elements + 3) // 4 * 4
+class Array(NamedTuple):
+    """An array of a routing: its name in tilemoe_routing, and its elements."""
+
+    name: str
+    size: int  # TILEMOE_ROUTING_SIZE_
+    more: int  # elements in addition to that size
+
+
+# The arrays of each kind of routing, in the order of its tensor: the library's table. The sizes are
+# computed here, because torch.compile has symbols for them, which no C function takes.
+_ARRAYS = [
+    [Array(*array) for array in zip(*operators.routing_layout(kind))]
+    for kind in (TOP_K, GENERAL, ROUNDED, GROUPED)
+]
+
+
+def places_of(kind, T, E, capacity, pairs=None):
+    """{name: (first element, elements)} of a routing's arrays, each on 16 bytes, and the elements
+    of all of them; pairs: None: as many as rows."""
+    sizes = (0, T, E, capacity if pairs is None else pairs, capacity)  # by TILEMOE_ROUTING_SIZE_
+    places, end = {}, 0
+    for name, size, more in _ARRAYS[kind]:
+        elements = sizes[size] + more
+        places[name] = (end, elements)
+        end += (elements + 3) // 4 * 4
+    return places, end
+
+
+def routing_elements(kind, T, E, capacity, pairs=None):
+    """Elements of the int32 tensor of a routing."""
+    return places_of(kind, T, E, capacity, pairs)[1]
+
+
+def array_of(name, routing, kind, T, E, capacity, pairs=None):
+    """An array of a routing, as int32."""
+    begin, elements = places_of(kind, T, E, capacity, pairs)[0][name]
+    return routing[begin : begin + elements]
 
 
 def offsets_of(routing, E):
-    """(E + 1) int32: expert e has rows [offsets[e], offsets[e + 1])."""
+    """(E + 1) int32: expert e has rows [offsets[e], offsets[e + 1]). The first array."""
     return routing[: E + 1]
 
 
 def counters_of(routing):
     """(4) int32: pairs over capacity, pairs with bad ids, tokens with NaN, chosen pairs that
-    rounding dropped."""
+    rounding dropped. The last array."""
     return routing[-4:]
-
-
-def row_arrays_of(routing, E, capacity, pairs=None):
-    """row_score (as int32), row_token, pair_row, and the rest; pairs: None: as many as rows."""
-    start, step = _on_16_bytes(E + 1), _on_16_bytes(capacity)
-    pairs = capacity if pairs is None else pairs
-    sizes = (capacity, capacity, pairs)
-    arrays = [routing[start + i * step :][:size] for i, size in enumerate(sizes)]
-    return *arrays, routing[start + 2 * step + _on_16_bytes(pairs) :]
-
-
-def routing_elements(kind, T, E, capacity, pairs=None):
-    """Elements of the int32 tensor that tilemoe_routing_bind lays out; pairs: None: as many as
-    rows."""
-    elements = _on_16_bytes(E + 1) + _on_16_bytes(capacity)  # offsets, row_score
-    if kind != GROUPED:
-        elements += _on_16_bytes(capacity)  # row_token
-        elements += _on_16_bytes(capacity if pairs is None else pairs)  # pair_row
-    if kind in (GENERAL, ROUNDED):
-        elements += _on_16_bytes(T + 1)  # token_offsets
-    return elements + 4  # counters

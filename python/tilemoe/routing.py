@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from . import _checks, _library, ops
-from ._layout import counters_of, offsets_of, rounded_capacity, row_arrays_of
+from ._layout import array_of, counters_of, offsets_of, rounded_capacity
 from ._shapes import shape_text
 from ._signatures import Reader
-from .options import LITERALS, At, OfRounding, OfScores, OfTopK, Rounding
+from .options import LITERALS, ROUNDED, TOP_K, At, OfRounding, OfScores, OfTopK, Rounding
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -165,7 +165,8 @@ def rounded_router(
     how = _rounded_router({"K": K, "rounding": rounding, **options})
     routing, capacity, _ = route_rounded(logits, how, seed, offset)
     offsets = offsets_of(routing, E)
-    _, row_token, pair_row, _ = row_arrays_of(routing, E, capacity)
+    sizes = (ROUNDED, T, E, capacity)
+    row_token, pair_row = (array_of(name, routing, *sizes) for name in ("row_token", "pair_row"))
     pair = torch.arange(capacity, device=logits.device)
     there = pair < offsets[E]
     row = torch.where(there, pair_row, 0).long()
@@ -307,7 +308,7 @@ def counts_of_ids(ids, E):
 def aux_of_pairs(routing, E, T, capacity, counts=None):
     """The Aux of a routing of given pairs; counts (E): if some pairs may have no row."""
     offsets, counters = offsets_of(routing, E), counters_of(routing)
-    _, row_token, *_ = row_arrays_of(routing, E, capacity)
+    row_token = array_of("row_token", routing, TOP_K, T, E, capacity)  # as in a general routing
     there = torch.arange(capacity, device=routing.device) < offsets[E]
     seen = torch.zeros(T + 1, dtype=torch.bool, device=routing.device)
     seen = seen.scatter(0, torch.where(there, row_token, T).long(), True)[:T]

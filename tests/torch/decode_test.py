@@ -14,6 +14,7 @@ import target
 import tilemoe
 from target import DTYPE, DTYPES
 from tilemoe import _layout, functional
+from tilemoe.options import TOP_K
 from tilemoe.module import Router
 
 tm = torch.ops.tilemoe
@@ -78,8 +79,9 @@ def logits_of(layer, x):
 
 def parts(routing, T):
     """Its arrays, without the gaps between them, which nobody fills."""
-    *rows, _ = _layout.row_arrays_of(routing, E, T * K)
-    return _layout.offsets_of(routing, E), *rows, _layout.counters_of(routing)
+    places, _ = _layout.places_of(TOP_K, T, E, T * K)
+    assert list(places) == ["offsets", "row_score", "row_token", "pair_row", "counters"]
+    return [routing[begin : begin + elements] for begin, elements in places.values()]
 
 
 @every_router

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import _calls, _library, ops
 from .._autocast import autocast_dtype
-from .._layout import offsets_of, row_arrays_of, rule_of
-from ..options import GENERAL, SCORES_GIVEN, Options
+from .._layout import array_of, offsets_of, rule_of
+from ..options import GENERAL, ROUNDED, SCORES_GIVEN, Options
 from ..routing import (
     Aux,
     Counter,
@@ -249,7 +249,8 @@ class _Pairs(NamedTuple):
 
 def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
     """The pairs of this rank's experts, from a rounded routing of all tokens with `rows` rows."""
-    row_score, row_token, *_ = row_arrays_of(routing, E, rows)
+    sizes = (ROUNDED, sum(team.counts), E, rows)
+    row_score, row_token = (array_of(name, routing, *sizes) for name in ("row_score", "row_token"))
     first = team.rank * E_local
     of_own = offsets[first : first + E_local + 1]
     row = of_own[0] + torch.arange(capacity, device=routing.device)
@@ -269,7 +270,7 @@ def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
 
 def _aux_of_rounded(routing, offsets, ids, E, rows, team, overflow):
     """The Aux of this rank's tokens, which chose ids (t, K)."""
-    _, row_token, *_ = row_arrays_of(routing, E, rows)
+    row_token = array_of("row_token", routing, ROUNDED, sum(team.counts), E, rows)
     row = torch.arange(rows, device=routing.device)
     own_first = sum(team.counts[: team.rank])
     token = row_token.long() - own_first
