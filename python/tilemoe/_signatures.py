@@ -60,7 +60,7 @@ class Reader:
         """`given` with the newer name of an option that is given by its older one."""
         newer = OLDER.get(name)
         if newer not in self.names:
-            near = difflib.get_close_matches(name, self.names, 1)
+            near = [] if is_compiling() else difflib.get_close_matches(name, self.names, 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}{hint}")
         if newer in given:
