@@ -233,8 +233,7 @@ OLDER = {f.metadata["older"]: n for n, f in FIELDS.items() if f.metadata["older"
 _CHECKS = [(n, f.metadata["check"]) for n, f in FIELDS.items() if f.metadata["check"]]
 
 
-def _literals(kind: Any) -> tuple[str, ...]:
-    """The values of a Literal, or of a Literal or None."""
+def _literals(kind: Any) -> tuple[str, ...]:  # of a Literal, or of a Literal or None
     return tuple(v for arg in get_args(kind) for v in (get_args(arg) or (arg,)) if type(v) is str)
 
 
@@ -242,8 +241,8 @@ def _literals(kind: Any) -> tuple[str, ...]:
 LITERALS = {n: _literals(kind) for n, kind in TYPES.items() if _literals(kind) and n != "chunks"}
 
 
-def _packed(*lists: str) -> tuple[str, ...]:
-    return tuple(n for n, f in FIELDS.items() if f.metadata["pack"] in lists)
+def _packed(pack: str) -> tuple[str, ...]:
+    return tuple(n for n, f in FIELDS.items() if f.metadata["pack"] == pack)
 
 
 # The lists `rule`, `numbers`, which begins with it, and `reals` of operators.
