@@ -40,8 +40,8 @@ SCORES_GIVEN = -1  # in place of a scoring: backward returns the gradient of the
 
 
 def _quoted(names: tuple[str, ...]) -> str:
-    *most, last = (f'"{name}"' for name in names)
-    return f"{', '.join(most)} or {last}"
+    *first, last = (f'"{name}"' for name in names)
+    return f"{', '.join(first)} or {last}"
 
 
 def option(
