@@ -26,8 +26,8 @@ import kernel_hash  # noqa: E402
 
 # A kernel imports itself, torch and Python's own library: not what these are for.
 LEFT_OUT = ("bench", "_command", "__main__.py", "transformers.py", "torchtitan.py",
-            "_torchtitan_gpt_oss.py", "_torchtitan_dispatchers.py",
-            "_transformers_expert_parallel.py")
+            "torchtitan_gpt_oss.py", "torchtitan_dispatchers.py",
+            "transformers_expert_parallel.py")
 CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
 # Those of TILEMOE_CUDA_ARCHS, as kernels write them.
 ARCHITECTURES = {80: "8.0", 90: "9.0a", 100: "10.0", 120: "12.0"}

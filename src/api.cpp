@@ -183,6 +183,15 @@ tilemoe_status tilemoe_routing_bind(const tilemoe_routing_spec* spec, void* memo
   });
 }
 
+tilemoe_status tilemoe_routing_layout(tilemoe_routing_kind kind, tilemoe_routing_array* arrays,
+                                      int32_t* count) {
+  return guarded("tilemoe_routing_layout", [&] {
+    check_out(arrays, "arrays");
+    check_out(count, "count");
+    *count = tilemoe::routing_layout(kind, arrays);
+  });
+}
+
 tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args) {
   return guarded("tilemoe_top_k", [&] { tilemoe::top_k(args); });
 }

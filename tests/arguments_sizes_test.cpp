@@ -1,6 +1,10 @@
 // The calls that return a size, bind a routing or set the threads: bad specifications, and the
 // documented sizes of good ones.
+#include <map>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "arguments_routing_problem.h"
 #include "core/activation_kinds.h"
@@ -67,6 +71,56 @@ TEST(SizeArguments, NowhereToWrite) {
                  "bytes is null");
   expect_refused(tilemoe_saved_bytes(&p.experts, &p.spec, nullptr), "size is null");
   expect_refused(tilemoe_workspace_bytes(&p.query, nullptr), "bytes is null");
+}
+
+// tilemoe_routing_layout describes where tilemoe_routing_bind lays the arrays out.
+TEST(SizeArguments, RoutingLayout) {
+  for (int kind = TILEMOE_ROUTING_TOP_K; kind <= TILEMOE_ROUTING_GROUPED; ++kind) {
+    tilemoe_routing_spec spec{};
+    spec.struct_size = sizeof spec;
+    spec.device = TILEMOE_CPU, spec.kind = tilemoe_routing_kind(kind);
+    spec.E = 6;
+    if (kind != TILEMOE_ROUTING_GROUPED) spec.T = 37;
+    if (kind == TILEMOE_ROUTING_TOP_K || kind == TILEMOE_ROUTING_ROUNDED) spec.K = 2, spec.m = 3;
+    spec.capacity = 51;
+    if (kind == TILEMOE_ROUTING_GENERAL) spec.pairs = 59;
+    size_t bytes = 0;
+    require(tilemoe_routing_bytes(&spec, &bytes));
+    std::vector<int32_t> memory(bytes / sizeof(int32_t) + 4);
+    void* begin = memory.data();
+    size_t space = memory.size() * sizeof(int32_t);
+    ASSERT_NE(std::align(16, bytes, begin, space), nullptr);
+    tilemoe_routing routing{};
+    routing.struct_size = sizeof routing;
+    require(tilemoe_routing_bind(&spec, begin, bytes, &routing));
+    std::map<std::string, const void*> fields = {
+        {"offsets", routing.offsets},     {"counters", routing.counters},
+        {"row_token", routing.row_token}, {"row_score", routing.row_score},
+        {"pair_row", routing.pair_row},   {"token_offsets", routing.token_offsets}};
+    const auto& bound = routing.spec;
+    const std::map<int, int64_t> sizes = {{TILEMOE_ROUTING_SIZE_0, 0},
+                                          {TILEMOE_ROUTING_SIZE_T, bound.T},
+                                          {TILEMOE_ROUTING_SIZE_E, bound.E},
+                                          {TILEMOE_ROUTING_SIZE_PAIRS, bound.pairs},
+                                          {TILEMOE_ROUTING_SIZE_CAPACITY, bound.capacity}};
+    tilemoe_routing_array arrays[TILEMOE_ROUTING_ARRAYS];
+    int32_t count = 0;
+    require(tilemoe_routing_layout(spec.kind, arrays, &count));
+    int64_t at = 0;
+    for (int32_t i = 0; i < count; ++i) {
+      const auto found = fields.extract(arrays[i].name);
+      ASSERT_FALSE(found.empty()) << arrays[i].name;
+      EXPECT_EQ(found.mapped(), static_cast<const int32_t*>(begin) + at) << arrays[i].name;
+      at += (sizes.at(arrays[i].size) + arrays[i].more + 3) / 4 * 4;
+    }
+    EXPECT_EQ(bytes, at * sizeof(int32_t)) << kind;
+    for (const auto& [name, place] : fields) EXPECT_EQ(place, nullptr) << name << " of " << kind;
+  }
+  tilemoe_routing_array arrays[TILEMOE_ROUTING_ARRAYS];
+  int32_t count = 0;
+  expect_refused(tilemoe_routing_layout(tilemoe_routing_kind(4), arrays, &count), "kind is 4");
+  expect_refused(tilemoe_routing_layout(TILEMOE_ROUTING_TOP_K, nullptr, &count), "arrays is null");
+  expect_refused(tilemoe_routing_layout(TILEMOE_ROUTING_TOP_K, arrays, nullptr), "count is null");
 }
 
 TEST(SizeArguments, RoutingMemory) {

@@ -1,5 +1,5 @@
-// The order of the lists that operators take. python/tilemoe/_packing.py is its twin:
-// tests/torch/packing_test.py compares the two.
+// The order of the lists that operators take. python/tilemoe/_layout.py and options.py write them:
+// tests/torch/packing_test.py compares both sides.
 #pragma once
 
 #include <cstddef>
@@ -38,20 +38,15 @@ static_assert(TILEMOE_GRADIENT_B2 == bit(kDWeights + kB2));
 // int[] rule: the kind of the routing and the rule that chooses experts. kind, scoring and
 // group_score are tilemoe.h's enums; scoring is -1 if the scores were given.
 struct Rule {
-  int64_t kind;
-  int64_t K;
-  int64_t scoring;
-  int64_t n_group;
-  int64_t topk_group;
-  int64_t group_score;
+#define RULE(name) int64_t name;
+#include "options.inc"
 };
 
 // int[] numbers: the rule's, then the experts' function; also tilemoe.h's enums.
 struct Numbers {
   Rule rule;
-  int64_t activation;
-  int64_t gate_layout;
-  int64_t column_blocks;
+#define NUMBER(name) int64_t name;
+#include "options.inc"
 };
 
 // int[] sizes, of layer_bytes
@@ -65,10 +60,8 @@ struct Sizes {
 
 // float[] reals
 struct Reals {
-  double routed_scaling_factor;
-  double clamp;
-  double alpha;
-  double up_shift;
+#define REAL(name) double name;
+#include "options.inc"
 };
 
 // Converts a list of numbers to the record with that number of fields.

@@ -1,12 +1,50 @@
 // The operators' names and arguments, once for all devices. Python registers fake kernels
 // (python/tilemoe/_shapes.py) and autograd kernels (ops.py; autograd.py for experts and moe).
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "namespace.h"
+#include "routing/routing_layout.h"
 #include "tilemoe/tilemoe.h"
 
 namespace {
 
+using Names = std::vector<std::string>;
+
 int64_t version() {
   return TILEMOE_VERSION_NUMBER;
+}
+
+// The names of an operator's `rule`, of what follows it in `numbers`, and of `reals`.
+std::tuple<Names, Names, Names> option_names() {
+  const Names rule = {
+#define RULE(name) #name,
+#include "options.inc"
+  };
+  const Names numbers = {
+#define NUMBER(name) #name,
+#include "options.inc"
+  };
+  const Names reals = {
+#define REAL(name) #name,
+#include "options.inc"
+  };
+  return {rule, numbers, reals};
+}
+
+std::tuple<Names, std::vector<int64_t>, std::vector<int64_t>> routing_layout(int64_t kind) {
+  if (kind < TILEMOE_ROUTING_TOP_K || kind > TILEMOE_ROUTING_GROUPED)
+    throw std::runtime_error("invalid argument: kind is " + std::to_string(kind));
+  Names names;
+  std::vector<int64_t> sizes, more;
+  for (const tilemoe::RoutingArray& of : tilemoe::kRoutingArrays) {
+    if (!of.is_in(static_cast<tilemoe_routing_kind>(kind))) continue;
+    names.emplace_back(of.array.name);
+    sizes.push_back(of.array.size), more.push_back(of.array.more);
+  }
+  return {names, sizes, more};
 }
 
 }  // namespace
@@ -27,6 +65,10 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // 10000 * major + 100 * minor + patch
   m.def("version() -> int");
+  // The options in the lists `rule`, `numbers` after the rule, and `reals` (options.inc).
+  m.def("option_names() -> (str[] rule, str[] numbers, str[] reals)");
+  // The arrays of a routing of this kind as tilemoe_routing_layout returns them.
+  m.def("routing_layout(int kind) -> (str[] names, int[] sizes, int[] more)");
   // Settings of the process or a device, without a tensor: only the library with the CUDA backend
   // implements them.
   m.def("set_ctas_per_sm(int count) -> ()");
@@ -139,4 +181,6 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
 TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&version));
+  m.impl("option_names", TORCH_BOX(&option_names));
+  m.impl("routing_layout", TORCH_BOX(&routing_layout));
 }

@@ -40,21 +40,23 @@ class Bounded(Experts):
         super().__init__(c.d, c.n, c.E)
         self.capacity, self.tokens = c.capacity, c.routing_tokens
 
-    def forward(self, x, logits, spread, *, K, scoring, selection_bias, **rest):
+    def forward(self, x, logits, spread, *, options, selection_bias, **rest):
         """x (T, d), logits (T, E) -> O (T, d), its aux; the counts are those before dropping."""
-        routing = {"scoring": scoring, "selection_bias": selection_bias}
         if not self.training:
-            return super().forward(x, logits, spread, K=K, **routing, **rest)
-        T, E = logits.shape
+            how = {"options": options, "selection_bias": selection_bias}
+            return super().forward(x, logits, spread, **how, **rest)
+        (T, E), K = logits.shape, options.K
         tokens = self.tokens or T
         if T % tokens:
             raise ValueError(f"routing_tokens is {tokens}, and T = {T} is no multiple of it")
-        scores, ids = tilemoe.topk_router(logits, K, **routing)
+        scores, ids = tilemoe.topk_router(
+            logits, K, scoring=options.scoring, selection_bias=selection_bias
+        )
         max_pairs = math.ceil(self.capacity * tokens * K / E)
         stays, counts = kept_pairs(scores, ids, E, max_pairs, tokens)
         out, aux = tilemoe.moe(
             x, scores, self.gate_up_proj, self.down_proj, ids=torch.where(stays, ids, -1),
-            activation=self.activation, column_blocks=rest["column_blocks"], return_aux=True,
+            activation=self.activation, column_blocks=options.column_blocks, return_aux=True,
         )  # fmt: skip
         none = torch.zeros_like(aux.skipped)
         return out, aux._replace(expert_counts=counts, dropped=aux.skipped, skipped=none)

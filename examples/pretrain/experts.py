@@ -34,9 +34,11 @@ class Peer(Experts):
             return f"--experts {cls.name} is not installed: {cls.install}"
         return None
 
-    def forward(self, x, logits, spread, *, K, scoring, selection_bias, **_):
+    def forward(self, x, logits, spread, *, options, selection_bias, **_):
         """x (T, d), logits (T, E) -> O (T, d), its aux."""
-        scores, ids = tilemoe.topk_router(logits, K, scoring=scoring, selection_bias=selection_bias)
+        scores, ids = tilemoe.topk_router(
+            logits, options.K, scoring=options.scoring, selection_bias=selection_bias
+        )
         out, counts = self.compute(x, scores, ids)
         none = counts.new_zeros(())
         return out, tilemoe.Aux(counts, *[none] * (len(tilemoe.Aux._fields) - 1))

@@ -34,16 +34,17 @@ class Renormalized(Experts):
     def __init__(self, c: Config):
         super().__init__(c.d, c.n, c.E)
 
-    def forward(self, x, logits, spread, *, K, rounding, column_blocks, **rest):
+    def forward(self, x, logits, spread, *, options, seed, offset, **rest):
         """x (T, d), logits (T, E) -> O (T, d), its aux; the counts are those before rounding."""
         if not self.training:
-            whole = {"K": K, "rounding": rounding, "column_blocks": column_blocks}
-            return super().forward(x, logits, spread, **whole, **rest)
-        how = {key: rest[key] for key in ("m", "rounding_tokens", "seed", "offset")}
-        *pairs, chose, got = renormalized_pairs(logits, K, rounding=rounding, **how)
+            how = {"options": options, "seed": seed, "offset": offset}
+            return super().forward(x, logits, spread, **how, **rest)
+        how = {key: getattr(options, key) for key in ("rounding", "m", "rounding_tokens")}
+        how |= {"seed": seed, "offset": offset}
+        *pairs, chose, got = renormalized_pairs(logits, options.K, **how)
         out, aux = tilemoe.moe_general(
             x, *pairs, self.gate_up_proj, self.down_proj,
-            activation=self.activation, column_blocks=column_blocks, return_aux=True,
+            activation=self.activation, column_blocks=options.column_blocks, return_aux=True,
         )  # fmt: skip
         count = lambda pairs: pairs.sum(dtype=torch.int32)
         counts = chose.sum(0, dtype=torch.int32), count(chose & ~got), count(got & ~chose)

@@ -272,9 +272,13 @@ class Spoiled(experts.Peer):
 
     name = "spoiled"
 
-    def forward(self, x, logits, spread, **routing):
+    def forward(self, x, logits, spread, *, options, selection_bias, addend, return_aux, **_):
         W2 = ScaledGradient.apply(self.down_proj, 1.05)
-        return tilemoe.moe(x, logits, self.gate_up_proj, W2, **routing)
+        names = ("K", "scoring", "column_blocks", "overwrite_H")
+        return tilemoe.moe(
+            x, logits, self.gate_up_proj, W2, selection_bias=selection_bias, addend=addend,
+            return_aux=return_aux, **{name: getattr(options, name) for name in names},
+        )  # fmt: skip
 
 
 experts.PEERS["spoiled"] = Spoiled

@@ -233,6 +233,29 @@ typedef struct tilemoe_routing {
   tilemoe_routing_spec spec; /* with pairs and capacity filled in */
 } tilemoe_routing;
 
+/* An array of a routing has `size` + `more` elements of 4 bytes. */
+typedef enum tilemoe_routing_size TILEMOE_INT {
+  TILEMOE_ROUTING_SIZE_0 = 0,
+  TILEMOE_ROUTING_SIZE_T = 1,
+  TILEMOE_ROUTING_SIZE_E = 2,
+  TILEMOE_ROUTING_SIZE_PAIRS = 3,
+  TILEMOE_ROUTING_SIZE_CAPACITY = 4
+} tilemoe_routing_size;
+typedef struct tilemoe_routing_array {
+  const char* name; /* of its field in tilemoe_routing */
+  tilemoe_routing_size size;
+  int32_t more;
+} tilemoe_routing_array;
+enum { TILEMOE_ROUTING_ARRAYS = 6 };
+
+/* The arrays of a routing of this kind, in the order in which tilemoe_routing_bind lays them out.
+ * The first begins at the memory's beginning, each other one at the next multiple of 16 bytes after
+ * the one before it; the memory ends at the next one after the last. Writes the first *count of
+ * arrays[TILEMOE_ROUTING_ARRAYS]. For callers who keep a routing as one array of their own and read
+ * parts of it, without pointers. */
+TILEMOE_API tilemoe_status tilemoe_routing_layout(tilemoe_routing_kind kind,
+                                                  tilemoe_routing_array* arrays, int32_t* count);
+
 /* Bound on M, with which buffers are sized: T*K (top-K, down), T*K + E*(m-1) (up, stochastic),
  * T*K + E*(m/2) (nearest), T*K + m (balanced), each at most T*E; `pairs` (general); `capacity`
  * (grouped). With round_tokens: the bound of round_tokens tokens times the number of groups. A

@@ -1,26 +1,38 @@
-"""TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch."""
+"""TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch.
+
+Without torch, `import tilemoe` works for what does not need it: `tilemoe.options`, and the layers
+and records of `tilemoe.bench`. A name of the list below is then an ImportError."""
+
+import importlib.util as _importlib_util
+import sys as _sys
+from typing import Any as _Any
 
 from ._invocation import is_command as _is_command
+from ._invocation import is_module as _is_module
 
-try:
-    import torch as _torch  # noqa: F401  first: every module below imports it
+_NO_TORCH = (
+    "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]'"
+)
+if "torch" in _sys.modules:
+    _has_torch = _sys.modules["torch"] is not None
+else:
+    _has_torch = _importlib_util.find_spec("torch") is not None
 
-    from . import _flops as _flops  # registers them
-    from ._config import set_arch, set_kit, show_config
-    from ._from_modules import from_modules
-    from ._library import VERSION as __version__
-    from ._library import set_block_turns, set_ctas_per_sm
-    from .functional import WeightGradients, grouped_experts, moe, moe_general
-    from .module import MoE, MoEAux
-    from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
-except (ImportError, OSError) as error:
-    if not _is_command():  # the command reports what is missing
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            raise ImportError(
-                "tilemoe needs torch 2.10 or newer, which is not installed: "
-                "pip install 'tilemoe[torch]'"
-            ) from None
-        raise
+if _has_torch and not _is_module("tilemoe.options"):  # which the package itself imports
+    try:
+        import torch as _torch  # noqa: F401  first: every module below imports it
+
+        from . import _flops as _flops  # registers them
+        from ._config import set_arch, set_kit, show_config
+        from ._library import VERSION as __version__
+        from ._library import set_block_turns, set_ctas_per_sm
+        from .functional import WeightGradients, grouped_experts, moe, moe_general
+        from .integrations.from_modules import from_modules
+        from .module import MoE, MoEAux
+        from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
+    except (ImportError, OSError):
+        if not _is_command():  # the command reports what is missing
+            raise
 
 __all__ = [
     "Aux",
@@ -43,3 +55,11 @@ __all__ = [
     "top_k",
     "topk_router",
 ]
+
+
+if not _has_torch:
+
+    def __getattr__(name: str) -> _Any:
+        if name in __all__:
+            raise ImportError(_NO_TORCH)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,8 @@ import importlib.util
 import sys
 
 from ._library import operators
-from ._packing import WEIGHTS, At
-from ._rules import ROUNDED, h_width
+from ._layout import WEIGHTS, h_width
+from .options import ROUNDED, At
 from ._shapes import (
     WANTED_B1,
     WANTED_B1_UP,

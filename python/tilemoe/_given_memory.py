@@ -4,8 +4,8 @@ an unusable tensor is an error when the layer is called, before anything is comp
 import torch
 
 from . import _library, ops
-from ._packing import GRADIENTS, WEIGHTS, At
-from ._rules import SCORES_GIVEN
+from ._layout import GRADIENTS, WEIGHTS
+from .options import SCORES_GIVEN, At
 from ._shapes import WANTED_S, WANTED_W1, empty_gradients, shape_text
 
 _ALIGNMENT = 16  # bytes

@@ -4,11 +4,17 @@ import sys
 from pathlib import Path
 
 
+def is_module(name: str) -> bool:
+    """True in `python -m name`, while it imports the package of the module that it runs."""
+    words = getattr(sys, "argv", None)  # a program that embeds Python may have none
+    if not words or words[0] != "-m":
+        return False
+    return sys.orig_argv[len(sys.orig_argv) - len(words)] in (name, f"-m{name}")
+
+
 def is_command() -> bool:
     """True in `python -m tilemoe` and in the console script `tilemoe`."""
-    words = getattr(sys, "argv", None)  # a program that embeds Python may have none
+    words = getattr(sys, "argv", None)
     if __package__ != "tilemoe" or not words:
         return False
-    if words[0] == "-m":  # while `python -m` imports the package of the module that it runs
-        return sys.orig_argv[len(sys.orig_argv) - len(words)] in ("tilemoe", "-mtilemoe")
-    return Path(words[0]).name == "tilemoe"
+    return is_module("tilemoe") or words[0] != "-m" and Path(words[0]).name == "tilemoe"

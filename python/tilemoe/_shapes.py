@@ -6,18 +6,26 @@ import functools
 import torch
 
 from ._library import NAMESPACE, operators
-from ._packing import GRADIENTS, NUMBERS, REALS, RULE, WEIGHTS, At, names_of_gradients
-from ._rules import (
-    GENERAL,
-    GROUPED,
-    ROUNDED,
-    ROUNDINGS,
-    SCORES_GIVEN,
-    TOP_K,
+from ._layout import (
+    GRADIENTS,
+    WEIGHTS,
     h_width,
+    names_of_gradients,
     rounded_capacity,
     routing_elements,
     w1_rows,
+)
+from .options import (
+    GENERAL,
+    GROUPED,
+    LITERALS,
+    NUMBERS,
+    REALS,
+    ROUNDED,
+    RULE,
+    SCORES_GIVEN,
+    TOP_K,
+    At,
 )
 
 # The bits of `wanted` (TILEMOE_GRADIENT_ in tilemoe.h).
@@ -181,7 +189,7 @@ def _(logits, seed, offset, K, m, rounding, round_tokens):
     _check_dims("logits", logits, 2, "(T, E)")
     T, E = logits.shape
     _check_K(K, E)
-    capacity = rounded_capacity(T, E, K, m, ROUNDINGS[rounding], round_tokens)
+    capacity = rounded_capacity(T, E, K, m, LITERALS["rounding"][rounding], round_tokens)
     return _int32(logits, routing_elements(ROUNDED, T, E, capacity)), _int32(logits, E)
 
 

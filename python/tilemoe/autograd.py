@@ -16,12 +16,12 @@ from ._library import operators
 from ._overwrite import (
     CONSUMED, NO_MEMORY, NOT_KEPT, Left, Progress, capture_of, is_read_last, is_traced,
 )  # fmt: skip
-from ._packing import GRADIENTS, WEIGHTS, At
-from ._rules import GROUPED, SCORES_GIVEN, h_width, offsets_of, reads_logits
+from ._layout import GRADIENTS, WEIGHTS, h_width, offsets_of, reads_logits
 from ._shapes import (
     WANTED_B1, WANTED_B1_UP, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_X, empty_gradients,
 )  # fmt: skip
 from ._travel import Comm
+from .options import GROUPED, SCORES_GIVEN, At
 
 _INPUTS, _FIRST = 11, 2  # of Experts, and the first of them that has a gradient
 _ALL = (1 << len(GRADIENTS)) - 1

@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 import torch
 from torch import Tensor, nn
 
-from . import _library, _options, _rules, functional
-from ._distributed import OnMesh, Spread, plain
-from .functional import Activation
-from .routing import Aux
+from . import _calls, _library, _parameters, functional
+from ._signatures import Reader
+from .distributed.dtensor import OnMesh, Spread, plain
+from .options import GATED, OfExperts, Options
+from .routing import Counter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
-    from ._team import Arrival, Team
-    from .expert_parallel import OfTeam, Places
+    from .distributed.team import Arrival, Team
 
 ExpertGradients = Literal["mean", "sum"]
+of_experts = Reader("Experts", OfExperts)
+_of_shared = Reader("SharedExperts", OfExperts)
 
 
+@of_experts.attributes
 class Experts(nn.Module):
     """Hugging Face's `experts`: `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj`
     (E, n, d) if the activation is not gated; `down_proj` (E, d, n); with biases `gate_up_proj_bias`
@@ -36,24 +40,20 @@ class Experts(nn.Module):
         n: int,
         E: int,
         *,
-        activation: Activation = "swiglu",
-        clamp: float = 0.0,
-        alpha: float = 0.0,
-        up_shift: float = 0.0,
         bias: bool = False,
         expert_mesh: DeviceMesh | None = None,
         expert_gradients: ExpertGradients = "mean",
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[OfExperts],
     ) -> None:
         super().__init__()
-        _options.check_default_dtype(device, dtype)
-        self.activation = activation
-        self.clamp, self.alpha, self.up_shift = clamp, alpha, up_shift
+        _parameters.check_default_dtype(device, dtype)
+        self.options = of_experts(options)  # type: ignore[arg-type]
         self._mesh = None if expert_mesh is None else OnMesh(expert_mesh, E, expert_gradients)
-        number = _rules.number("activation", _rules.ACTIVATIONS, activation)
-        self._up = "gate_up_proj" if _rules.is_gated(number) else "up_proj"
-        width = _rules.h_width(number, n)
+        is_gated = self.options.activation in GATED
+        self._up = "gate_up_proj" if is_gated else "up_proj"
+        width = 2 * n if is_gated else n
         empty = lambda *shape: nn.Parameter(self._empty(*shape, device=device, dtype=dtype))
         self.register_parameter(self._up, empty(E, width, d))
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
@@ -75,65 +75,47 @@ class Experts(nn.Module):
     def forward(
         self,
         x: Tensor,
-        logits: Tensor,
+        router: Tensor,
         spread: Optional[Spread] = None,
         *,
-        team: Team | None = None,
-        return_aux: bool = True,
-        **routing: Any,
-    ) -> Any:
-        """x (T, d), logits (T, E), or with ids among `routing` scores (T, K), and other arguments
-        of functional.moe -> its result; with a team that of `_on_team`."""
-        if team is not None:
-            return self._on_team(x, logits, team, **routing)
-        W1, W2, b1, b2 = self._weights(spread.parameter if spread else self._own)
-        return functional.moe(
-            x, logits, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
-            alpha=self.alpha, up_shift=self.up_shift, return_aux=return_aux, **routing,
-        )  # fmt: skip
-
-    def of_decode(self, x: Tensor, gate: functional.Gate, **options: Any) -> Any:
-        """x (T, d), a gate, and other arguments of functional.moe_tokens -> its result."""
-        W1, W2, b1, b2 = self._weights(self._own)
-        return functional.moe_tokens(
-            x, gate, W1, W2, b1=b1, b2=b2, activation=self.activation, clamp=self.clamp,
-            alpha=self.alpha, up_shift=self.up_shift, **options,
-        )  # fmt: skip
-
-    def _on_team(
-        self,
-        x: Tensor,
-        router: Tensor,
-        team: Team,
-        *,
-        places: Places,
-        arrival: Arrival | None,
-        addend: Tensor | None,
-        overwrite_H: bool | None,
-        column_blocks: int,
+        options: Options | None = None,
         ids: Tensor | None = None,
-        rounding: tuple[Any, ...] | None = None,
-        K: int = 0,
-        **choice: Any,
-    ) -> tuple[Tensor, Aux, OfTeam]:
-        """x (t, d), logits (t, E), or with ids scores (t, K), of this rank's tokens; its rows on
-        their way -> O (t, d), its Aux, and the choice of all ranks."""
-        from . import expert_parallel
+        selection_bias: Tensor | None = None,
+        seed: Counter | None = None,
+        offset: Counter | None = None,
+        rounds: bool = False,
+        addend: Tensor | None = None,
+        return_aux: bool = True,
+        team: Team | None = None,
+        arrival: Arrival | None = None,
+    ) -> Any:
+        """x (T, d), logits (T, E), or with ids scores (T, K) -> O (T, d), with return_aux also its
+        Aux. options: of the layer, this module's among them; rounds: under their rounding. With a
+        team, of this rank's tokens, whose rows may be on their way -> O (t, d), its Aux, and the
+        choice of all ranks."""
+        options = options or self.options
+        if team is not None:
+            from .distributed.layer import computed
 
-        W1, W2, b1, b2 = self._weights(self._own)
-        layer = functional._layer(
-            W1, None, W2, b1, None, b2, self.activation, "concatenated", self.clamp, self.alpha,
-            self.up_shift, column_blocks, overwrite_H, None, False,
+            layer = self._layer(self._own, options)
+            return computed(
+                x, router, layer, addend, team, arrival, ids=ids, selection_bias=selection_bias,
+                counter=(seed, offset), rounds=rounds,
+            )  # fmt: skip
+        layer = self._layer(spread.parameter if spread else self._own, options)
+        return _calls.routed(
+            x, router, layer, ids=ids, selection_bias=selection_bias, seed=seed, offset=offset,
+            rounds=rounds, addend=addend, return_aux=return_aux,
         )  # fmt: skip
-        with_experts = (W2.shape[0], layer, addend, team, places)
-        if rounding is not None:
-            functional._check_rounded(rounding[0], **choice)
-            return expert_parallel.rounded(x, router, *with_experts, K, rounding)
-        if ids is not None:
-            chosen = expert_parallel.given(router, ids, W2.shape[0] * team.size)
-        else:
-            chosen = expert_parallel.choose(router, K, **choice)
-        return expert_parallel.routed(x, chosen, *with_experts, arrival)
+
+    def of_decode(self, x: Tensor, gate: functional.Gate, options: Options, **how: Any) -> Any:
+        """x (T, d), a gate, and other arguments of functional.moe_tokens -> its result."""
+        weights = self._layer(self._own, options).weights
+        return functional.moe_tokens(x, gate, weights, options, **how)
+
+    def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
+        W1, W2, b1, b2 = self._weights(local)
+        return _calls.Layer([W1, None, W2, b1, None, b2], options)
 
     def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
@@ -144,11 +126,11 @@ class Experts(nn.Module):
 
     def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape
-        numbers = {name: getattr(self, name) for name in ("clamp", "alpha", "up_shift")}
-        form = "".join(f", {name}={value}" for name, value in numbers.items() if value)
+        of, numbers = self.options, ("clamp", "alpha", "up_shift")
+        form = "".join(f", {name}={getattr(of, name)}" for name in numbers if getattr(of, name))
         bias = ", bias=True" if self.down_proj_bias is not None else ""
         here = f" on {self._mesh.size} ranks" if self._mesh is not None else ""
-        return f"d={d}, n={n}, E={E}{here}, activation={self.activation!r}{form}{bias}"
+        return f"d={d}, n={n}, E={E}{here}, activation={of.activation!r}{form}{bias}"
 
 
 class Projection(nn.Module):
@@ -165,7 +147,7 @@ class Projection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _options.check_default_dtype(device, dtype)
+        _parameters.check_default_dtype(device, dtype)
         self.weight = nn.Parameter(torch.empty(rows, columns, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
@@ -180,6 +162,7 @@ class Projection(nn.Module):
         return f"rows={self.weight.shape[0]}, columns={self.weight.shape[1]}"
 
 
+@_of_shared.attributes
 class SharedExperts(nn.Module):
     """DeepSeek's `shared_experts`: one MLP for every token, with `gate_proj.weight` and
     `up_proj.weight` (n, d), only the latter if the activation is not gated, and `down_proj.weight`
@@ -191,19 +174,14 @@ class SharedExperts(nn.Module):
         d: int,
         n: int,
         *,
-        activation: Activation = "swiglu",
-        clamp: float = 0.0,
-        alpha: float = 0.0,
-        up_shift: float = 0.0,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[OfExperts],
     ) -> None:
         super().__init__()
-        self.activation = activation
-        self.clamp, self.alpha, self.up_shift = clamp, alpha, up_shift
-        number = _rules.number("activation", _rules.ACTIVATIONS, activation)
+        self.options = _of_shared(options)  # type: ignore[arg-type]
         make = lambda *shape: Projection(*shape, device=device, dtype=dtype)
-        self.gate_proj = make(n, d) if _rules.is_gated(number) else None
+        self.gate_proj = make(n, d) if self.options.activation in GATED else None
         self.up_proj = make(n, d)
         self.down_proj = make(d, n)
 
@@ -237,17 +215,14 @@ class SharedExperts(nn.Module):
             W1_up=weight("up_proj") if is_gated else None,
             gate_layout="split" if is_gated else "concatenated",
             row_scores=row_scores,
-            activation=self.activation,
-            clamp=self.clamp,
-            alpha=self.alpha,
-            up_shift=self.up_shift,
             column_blocks=column_blocks,
             overwrite_H=overwrite_H,
+            **_of_shared.part_of(self.options),
         )
 
     def extra_repr(self) -> str:
         d, n = self.down_proj.weight.shape
-        return f"d={d}, n={n}, activation={self.activation!r}"
+        return f"d={d}, n={n}, activation={self.options.activation!r}"
 
 
 class SharedExpertGate(Projection):

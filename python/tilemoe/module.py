@@ -12,32 +12,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import _library, _options, _renamed
+from . import _checks, _library, _parameters
 from ._autocast import autocast_dtype
-from ._distributed import Spread, is_dtensor, plain
-from .experts import ExpertGradients, Experts, SharedExpertGate, SharedExperts
-from .functional import Activation, Gate
+from ._signatures import Reader
+from .distributed.dtensor import Spread, is_dtensor, plain
+from .experts import ExpertGradients, Experts, SharedExpertGate, SharedExperts, of_experts
+from .functional import Gate
+from .options import DEFAULTS, OfModule, Rounding
 from .router import Router, is_observed
 from .routing import (
     Aux,
     Counter,
-    GroupScore,
-    OnOverflow,
-    Rounding,
-    Scoring,
     check_token_mask,
+    choose,
     router_losses,
-    scores_at,
+    scores_of,
     shaped_like,
-    top_k,
 )
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
-    from ._team import RankTokens, Team
-    from .expert_parallel import Chunks, Dispatch, OfTeam, Places
+    from .distributed.layer import OfTeam
+    from .distributed.team import RankTokens, Team
 
+_options = Reader("MoE", OfModule, "K")
 
 _DROPPED_LOSSES = (
     "tilemoe: aux.loss has no gradient: torch.utils.checkpoint with use_reentrant=True "
@@ -60,6 +60,8 @@ class MoEAux(NamedTuple):
     overflow: Tensor  # () int32: pairs of all ranks past a capacity_factor's capacity, else 0
 
 
+@_options.shows
+@_options.attributes
 class MoE(nn.Module):
     """The Mixture-of-Experts layer: out_t = sum over the token's K experts of s * expert(x_t).
 
@@ -70,27 +72,9 @@ class MoE(nn.Module):
         n, intermediate_size: width inside one expert, a multiple of 8.
         E, num_experts: experts.
         K, top_k: experts per token.
-        activation: of the experts, see `moe`.
-        clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: plain swiglu.
         bias: the experts have biases.
-        scoring: scores from logits: "softmax_over_chosen", "softmax_over_all",
-            "softmax_renormalized", "sigmoid", "sigmoid_renormalized".
-        n_group, topk_group: the experts form `n_group` groups of consecutive experts, at most 32,
-            and a token chooses its K experts from its `topk_group` best groups (DeepSeek). 1: no
-            groups.
-        group_score: score of a group: "top2_sum", the sum of its two best experts' sigmoid +
-            selection bias, only for the sigmoid scorings; or "max", its best expert's score. None:
-            "top2_sum" for the sigmoid scorings, "max" for the softmax scorings.
-        routed_scaling_factor: every score is multiplied by it, after any renormalisation; the
-            shared experts are not.
         selection_bias: experts are chosen by sigmoid + bias, the bias not in the score
             (DeepSeek-V3); sigmoid scorings only. See `update_selection_bias`.
-        rounding: in training, round each expert's tokens to a multiple of `m`: "nearest", "up",
-            "down", "stochastic", "balanced"; None and evaluation: plain top-K. It requires a
-            softmax scoring over the chosen experts.
-        m: see `rounding`.
-        rounding_tokens: round each group of this many tokens separately; the tokens of a call must
-            be a multiple of it. None: round all tokens of a call together.
         shared_intermediate_size: width inside the shared experts, an MLP with the experts'
             activation and without biases. Every token goes through it, and its result is added to
             the routed one. A multiple of 8; for several shared experts the sum of their widths.
@@ -99,10 +83,6 @@ class MoE(nn.Module):
             token (Qwen).
         balance_coefficient, z_coefficient: coefficients of the Switch Transformer's load balance
             loss and ST-MoE's z loss in `aux.loss`. The losses are computed if one of them is not 0.
-        column_blocks: compute the experts' outputs, and their inputs' gradients, in this many
-            blocks of columns, one after another: less memory for a little more time.
-        overwrite_H: whether backward writes dH over H, the largest tensor that forward kept. None:
-            if nothing reads H again; True: always; False: never. See `tilemoe.moe`.
         fused_decode: in evaluation without gradients, up to 64 tokens take one operator that
             computes the router's GEMM too; its logits may differ from the linear layer's in the
             last bit. False: the linear layer always, so a token's bits do not depend on whether
@@ -113,20 +93,6 @@ class MoE(nn.Module):
         expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance. The experts are
             spread over its ranks, and each rank calls the layer with its own tokens. See
             `tilemoe.expert_parallel`.
-        capacity_factor: with expert_mesh. None: a rank has memory for every pair that its experts
-            can receive, so no routing loses one. A number saves memory: the capacity is this factor
-            times the mean of a rank's pairs.
-        on_overflow: if a rank's experts receive more pairs than its capacity, which only a
-            capacity_factor allows: "nan", the outputs of all ranks are NaN; "drop", the pairs past
-            the capacity are left out.
-        keep_gathered: keep the rows of all ranks for backward, which otherwise gathers them again.
-        overlap: with expert_mesh, backward gathers rows while its GEMMs run, and sends dX back
-            while dW1's run; False: all steps run one after another. The bits are the same. Older
-            name: `beside=`.
-        chunks: with expert_mesh, the number of collectives in which rows travel while GEMMs run, in
-            forward and in backward; or "auto". See `tilemoe.expert_parallel.moe`.
-        dispatch: with expert_mesh: "all_gather", every row goes to every rank; "pull", to the ranks
-            with an expert of its token; "auto". See `tilemoe.expert_parallel.moe`.
         rank_tokens: None: all ranks of expert_mesh have as many tokens in a call as this one; or
             the tokens of each rank; or the maximum over the ranks, the same number on all of them.
             An attribute of that name can be set before each call.
@@ -156,7 +122,6 @@ class MoE(nn.Module):
         torch.Size([3, 5, 64])
     """
 
-    @_renamed.option(beside="overlap")
     def __init__(
         self,
         d: int | None = None,
@@ -168,83 +133,48 @@ class MoE(nn.Module):
         intermediate_size: int | None = None,
         num_experts: int | None = None,
         top_k: int | None = None,
-        activation: Activation = "swiglu",
-        clamp: float = 0.0,
-        alpha: float = 0.0,
-        up_shift: float = 0.0,
         bias: bool = False,
-        scoring: Scoring = "softmax_over_chosen",
-        n_group: int = 1,
-        topk_group: int = 1,
-        group_score: GroupScore | None = None,
-        routed_scaling_factor: float = 1.0,
         selection_bias: bool = False,
-        rounding: Rounding | None = None,
-        m: int = 128,
-        rounding_tokens: int | None = None,
         shared_intermediate_size: int | None = None,
         shared_expert_gate: bool = False,
         balance_coefficient: float = 0.0,
         z_coefficient: float = 0.0,
-        column_blocks: int = 1,
-        overwrite_H: bool | None = None,
         fused_decode: bool = True,
         router_bias: bool = False,
         router_dtype: torch.dtype | None = None,
         expert_mesh: DeviceMesh | None = None,
-        capacity_factor: float | None = None,
-        on_overflow: OnOverflow = "nan",
-        keep_gathered: bool = False,
-        overlap: bool = True,
-        chunks: Chunks = 1,
-        dispatch: Dispatch = "all_gather",
         rank_tokens: RankTokens = None,
         expert_gradients: ExpertGradients = "mean",
         return_aux: bool = False,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        **options: Unpack[OfModule],
     ) -> None:
         super().__init__()
-        d = _options.size_of("d", d, "hidden_size", hidden_size)
-        n = _options.size_of("n", n, "intermediate_size", intermediate_size)
-        E = _options.size_of("E", E, "num_experts", num_experts)
-        K = _options.size_of("K", K, "top_k", top_k)
-        _options.check_sizes(d, n, E, K, shared_intermediate_size)
-        _options.check_dtypes(dtype=dtype, router_dtype=router_dtype)
-        _options.check_default_dtype(device, dtype)
-        _options.check_activation(activation, clamp, alpha, up_shift)
-        _options.check_scoring(scoring, selection_bias, rounding, m)
-        _options.check_groups(
-            E, K, scoring, rounding, n_group, topk_group, group_score, routed_scaling_factor
-        )
+        d = _parameters.size_of("d", d, "hidden_size", hidden_size)
+        n = _parameters.size_of("n", n, "intermediate_size", intermediate_size)
+        E = _parameters.size_of("E", E, "num_experts", num_experts)
+        K = _parameters.size_of("K", K, "top_k", top_k)
+        _parameters.check_sizes(d, n, E, K, shared_intermediate_size)
+        _parameters.check_dtypes(dtype=dtype, router_dtype=router_dtype)
+        _parameters.check_default_dtype(device, dtype)
+        self.options = _options({"K": K, **options})
+        _checks.groups(self.options, E, K)
+        if selection_bias:
+            _parameters.check_selection_bias(self.options.scoring)
         if shared_expert_gate and not shared_intermediate_size:
             raise ValueError(
                 "tilemoe: shared_expert_gate is True, but shared_intermediate_size is "
                 f"{shared_intermediate_size}: the layer has no shared experts"
             )
-        if column_blocks < 1:
-            raise ValueError(f"tilemoe: column_blocks is {column_blocks}, expected at least 1")
-        _options.check_losses(return_aux, balance_coefficient, z_coefficient)
-        self.d, self.n, self.E, self.K = d, n, E, K
-        self.scoring, self.rounding, self.m = scoring, rounding, m
-        self.n_group, self.topk_group, self.group_score = n_group, topk_group, group_score
-        self.routed_scaling_factor = routed_scaling_factor
-        self.rounding_tokens = rounding_tokens
+        _parameters.check_losses(return_aux, balance_coefficient, z_coefficient)
+        self.d, self.n, self.E = d, n, E
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
-        self.column_blocks, self.overwrite_H = column_blocks, overwrite_H
         self.return_aux = return_aux
         self.router_dtype = router_dtype  # here too: a wrapper of the gate may hide its attributes
         self.fused_decode = fused_decode
         self._ran_without_gradients = False  # since the last time with them
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
-        self._places: Places | None = None
-        if expert_mesh is not None:
-            from .expert_parallel import Places
-
-            self._places = Places(
-                capacity_factor, on_overflow, keep_gathered, overlap, chunks, dispatch
-            )
-            self._places.check()
         self.gate = Router(
             d,
             E,
@@ -254,9 +184,7 @@ class MoE(nn.Module):
             module_dtype=dtype,
             device=device,
         )
-        form: dict[str, Any] = dict(
-            activation=activation, clamp=clamp, alpha=alpha, up_shift=up_shift
-        )
+        form = of_experts.part_of(self.options)
         self.experts = Experts(
             d, n, E, bias=bias, **form, expert_mesh=expert_mesh, expert_gradients=expert_gradients,
             device=device, dtype=dtype,
@@ -318,9 +246,11 @@ class MoE(nn.Module):
         if x.dim() == 0 or x.shape[-1] != self.d:
             raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
         if self.training and not self.return_aux:  # an attribute may have been set since
-            _options.check_losses(False, self.balance_coefficient, self.z_coefficient)
-        rounding = self.rounding if self.training else None
-        if rounding == "stochastic" and (seed is None or offset is None):
+            _parameters.check_losses(False, self.balance_coefficient, self.z_coefficient)
+        rounding = self.options.rounding if self.training else None
+        if rounding != "stochastic":
+            seed = offset = None
+        elif seed is None or offset is None:
             raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")
 
         if self.expert_mesh is not None and self.expert_mesh.size() > 1:
@@ -339,22 +269,17 @@ class MoE(nn.Module):
         else:
             own = self._cast(tokens)
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
-            if ids is not None:
-                rows_of_ids = self._rows_of_ids(ids, x, spread)
-                router, routing = self._replay(logits, rows_of_ids, rounding, mask)
-            elif mask is not None:
-                router, routing = self._choice_of_masked(logits, mask)
-            else:
-                router, routing = logits, self._choice(rounding, seed, offset)
+            router, how = self._routing(logits, ids, mask, rounding, x, spread)
             found = self.experts(
                 own,
                 router,
                 spread,
+                options=self.options,
+                seed=seed,
+                offset=offset,
                 addend=self._shared(own, spread),
-                column_blocks=self.column_blocks,
-                overwrite_H=self.overwrite_H,
                 return_aux=self.return_aux,
-                **routing,
+                **how,
             )
             out, aux = found if self.return_aux else (found, None)
         out = shaped_like(out, local)
@@ -378,9 +303,9 @@ class MoE(nn.Module):
         token_mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
         """forward of this rank's tokens, with experts on several ranks."""
-        from . import expert_parallel
+        from .distributed import layer
 
-        assert self.expert_mesh is not None and self._places is not None
+        assert self.expert_mesh is not None
         if is_dtensor(x):
             raise ValueError(
                 "tilemoe: x is a DTensor: with expert_mesh each rank passes its own tokens, as a "
@@ -390,32 +315,23 @@ class MoE(nn.Module):
         own = self._cast(x.reshape(-1, self.d))  # (t, d)
         sizes = self.d, self.n, self.E, self.K
         group = self.expert_mesh.get_group()
-        team = expert_parallel.team_of(
-            group, own, self._places, self.rank_tokens, sizes, rounding is not None
+        team = layer.team_of(
+            group, own, self.options, self.rank_tokens, sizes, rounding is not None
         )
-        arrival = None if rounding is not None else expert_parallel.start(own, team)
+        arrival = None if rounding is not None else layer.start(own, team)
         # While the rows travel:
         logits = self.gate(x.reshape(-1, self.d) if self.router_dtype else own)  # (t, E)
-        router, routing = logits, self._rule()
-        if ids is not None:
-            rows_of_ids = self._rows_of_ids(ids, x, None)
-            router, routing = self._replay(logits, rows_of_ids, rounding, mask)
-        elif mask is not None:
-            router, routing = self._choice_of_masked(logits, mask)
-        elif rounding is not None:
-            is_drawn = rounding == "stochastic"
-            counter = (seed, offset) if is_drawn else (None, None)
-            routing["rounding"] = (rounding, self.m, self.rounding_tokens, *counter)
+        router, how = self._routing(logits, ids, mask, rounding, x, None)
         out, aux, of_team = self.experts(
             own,
             router,
-            team=team,
-            places=self._places,
-            arrival=arrival,
+            options=self.options,
+            seed=seed,
+            offset=offset,
             addend=self._shared(own, None),
-            column_blocks=self.column_blocks,
-            overwrite_H=self.overwrite_H,
-            **routing,
+            team=team,
+            arrival=arrival,
+            **how,
         )
         out = shaped_like(out, x)
         if not self.return_aux:
@@ -428,7 +344,7 @@ class MoE(nn.Module):
         self, logits: Tensor, of_team: OfTeam, team: Team, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """This rank's logits (t, E), mask (t) -> loss, balance, z of the tokens of all ranks."""
-        from ._team import mean_of_ranks
+        from .distributed.team import mean_of_ranks
 
         loss, balance, z = self._losses(logits, of_team.counts, mask)
         if not self._has_losses():
@@ -470,23 +386,11 @@ class MoE(nn.Module):
         return self.experts.of_decode(
             tokens,
             gate,
+            self.options,
+            selection_bias=self._selection_bias(),
             addend=self._shared(tokens, None),
-            column_blocks=self.column_blocks,
             wants_logits=self._has_losses(),
             return_aux=self.return_aux,
-            **self._rule(),
-        )
-
-    def _rule(self) -> dict[str, Any]:
-        """The arguments of functional.moe and moe_tokens for the choice of experts."""
-        return dict(
-            K=self.K,
-            scoring=self.scoring,
-            selection_bias=self._selection_bias(),
-            n_group=self.n_group,
-            topk_group=self.topk_group,
-            group_score=self.group_score,
-            routed_scaling_factor=self.routed_scaling_factor,
         )
 
     def _selection_bias(self) -> Tensor | None:
@@ -498,40 +402,32 @@ class MoE(nn.Module):
                 return module.e_score_correction_bias
         return None
 
-    def _choice(
-        self, rounding: Rounding | None, seed: Counter | None, offset: Counter | None
-    ) -> dict[str, Any]:
-        """Arguments of functional.moe that choose from logits."""
-        is_drawn = rounding == "stochastic"
-        return dict(
-            **self._rule(),
-            rounding=rounding,
-            m=self.m,
-            rounding_tokens=self.rounding_tokens,
-            seed=seed if is_drawn else None,
-            offset=offset if is_drawn else None,
-        )
-
-    def _replay(
-        self, logits: Tensor, ids: Tensor, rounding: Rounding | None, mask: Tensor | None
+    def _routing(
+        self,
+        logits: Tensor,
+        ids: Tensor | None,
+        mask: Tensor | None,
+        rounding: Rounding | None,
+        x: Tensor,
+        spread: Spread | None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """logits (T, E), ids (T, K), mask (T) -> scores (T, K), arguments of functional.moe."""
-        if rounding is not None:
-            raise ValueError(
-                f"tilemoe: ids are given, but rounding is {rounding!r}, which chooses other pairs "
-                "in training: make the layer without rounding, or call eval()"
-            )
+        """logits (T, E), the caller's ids, mask (T) -> what the experts get as their router: logits
+        (T, E), or scores (T, K) of experts that are chosen; and keywords of their call."""
+        if ids is None and mask is None:
+            return logits, dict(selection_bias=self._selection_bias(), rounds=rounding is not None)
+        if ids is None:
+            scores, ids, _ = choose(logits, self.options, self._selection_bias())
+        else:
+            ids = self._rows_of_ids(ids, x, spread)
+            if rounding is not None:
+                raise ValueError(
+                    f"tilemoe: ids are given, but rounding is {rounding!r}, which chooses other "
+                    "pairs in training: make the layer without rounding, or call eval()"
+                )
+            scores = None
         if mask is not None:
             ids = ids.masked_fill(~mask.unsqueeze(-1), -1)
-        scores = scores_at(
-            logits, ids, scoring=self.scoring, routed_scaling_factor=self.routed_scaling_factor
-        )
-        return scores, dict(ids=ids)
-
-    def _choice_of_masked(self, logits: Tensor, mask: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """logits (T, E), mask (T) -> scores (T, K), arguments of functional.moe."""
-        scores, ids = top_k(logits, **self._rule())
-        return scores, dict(ids=ids.masked_fill(~mask.unsqueeze(-1), -1))
+        return scores_of(logits, ids, self.options) if scores is None else scores, dict(ids=ids)
 
     def _rows_of_mask(
         self, mask: Tensor | None, x: Tensor, spread: Spread | None, rounding: Rounding | None
@@ -578,8 +474,8 @@ class MoE(nn.Module):
             tokens,
             None if gate is None else gate(tokens, spread),
             spread,
-            column_blocks=self.column_blocks,
-            overwrite_H=self.overwrite_H,
+            column_blocks=self.options.column_blocks,
+            overwrite_H=self.options.overwrite_H,
         )
 
     def _has_losses(self) -> bool:
@@ -641,19 +537,16 @@ class MoE(nn.Module):
         bias.add_(torch.sign(counts.mean() - counts), alpha=rate)
 
     def extra_repr(self) -> str:
-        shown = {"K": self.K, "scoring": self.scoring}
-        if self.rounding is not None:
-            shown |= {"rounding": self.rounding, "m": self.m}
-        defaults = {
-            "rounding_tokens": None,
-            "n_group": 1,
-            "topk_group": 1,
-            "group_score": None,
-            "routed_scaling_factor": 1.0,
-            "balance_coefficient": 0.0,
-            "z_coefficient": 0.0,
-        }
-        for name, default in defaults.items():
-            if getattr(self, name) != default:
+        options = self.options
+        shown = {"K": options.K, "scoring": options.scoring}
+        if options.rounding is not None:
+            shown |= {"rounding": options.rounding, "m": options.m}
+        for name in (
+            "rounding_tokens", "n_group", "topk_group", "group_score", "routed_scaling_factor",
+        ):  # fmt: skip
+            if getattr(options, name) != DEFAULTS[name]:
+                shown[name] = getattr(options, name)
+        for name in ("balance_coefficient", "z_coefficient"):
+            if getattr(self, name) != 0:
                 shown[name] = getattr(self, name)
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())

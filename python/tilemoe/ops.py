@@ -10,8 +10,8 @@ from torch.autograd import forward_ad
 
 from . import _shapes  # noqa: F401  registers the fake kernels
 from ._library import NAMESPACE, operators
-from ._packing import RULE, WEIGHTS, At, pack_gradients
-from ._rules import TOP_K, reads_logits
+from ._layout import WEIGHTS, pack_gradients, reads_logits
+from .options import RULE, TOP_K, At
 
 _ops = operators
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
@@ -110,10 +110,10 @@ class Saved(NamedTuple):
     X: Tensor
     H: Tensor
     routing: Tensor
-    weights: list[Tensor | None]  # _packing.WEIGHTS
+    weights: list[Tensor | None]  # _layout.WEIGHTS
     logits: Tensor | None  # only if the scoring's gradient reads them
-    numbers: list[int]  # _packing.NUMBERS
-    reals: list[float]  # _packing.REALS
+    numbers: list[int]  # options.NUMBERS
+    reals: list[float]  # options.REALS
     router_dtype: torch.dtype
 
 

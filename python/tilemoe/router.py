@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from . import ops
 from ._autocast import autocast_dtype
-from ._distributed import Spread, plain
+from .distributed.dtensor import Spread, plain
 from .functional import Gate
 
 

@@ -2,22 +2,24 @@
 
 All results are on the device, and no function waits for the host."""
 
-from typing import Literal, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import _library, _rules, ops
+from . import _checks, _library, ops
+from ._layout import array_of, counters_of, offsets_of, rounded_capacity
 from ._shapes import shape_text
+from ._signatures import Reader
+from .options import LITERALS, ROUNDED, TOP_K, At, OfRounding, OfScores, OfTopK, Rounding
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ops = _library.operators
 
-Scoring = Literal[
-    "softmax_over_chosen", "softmax_over_all", "softmax_renormalized",
-    "sigmoid", "sigmoid_renormalized",
-]  # fmt: skip
-GroupScore = Literal["top2_sum", "max"]
-Rounding = Literal["nearest", "up", "down", "stochastic", "balanced"]
 Counter = int | Tensor  # seed and offset of stochastic rounding: int, or int64 tensor of one element
 
 
@@ -32,20 +34,18 @@ class Aux(NamedTuple):
     overflow: Tensor  # () int32: pairs that did not fit into the capacity; they are skipped too
 
 
-OnOverflow = Literal["nan", "drop"]
+_top_k, _scores_at = Reader("top_k", OfTopK, "K"), Reader("scores_at", OfScores)
+_rounded_router = Reader("rounded_router", OfRounding, "K", "rounding")
 
 
+@_top_k.shows
 def top_k(
     logits: Tensor,
     K: int,
     *,
-    scoring: Scoring = "softmax_over_chosen",
     selection_bias: Tensor | None = None,
-    n_group: int = 1,
-    topk_group: int = 1,
-    group_score: GroupScore | None = None,
-    routed_scaling_factor: float = 1.0,
     ids_dtype: torch.dtype = torch.int32,
+    **options: Unpack[OfTopK],
 ) -> tuple[Tensor, Tensor]:
     """Choose each token's K experts and compute their scores, in descending order.
 
@@ -54,17 +54,7 @@ def top_k(
     Args:
         logits: the router's, float32, bfloat16 or float16.
         K: experts per token.
-        scoring: "softmax_over_chosen", the softmax of the K logits; "softmax_over_all", of all
-            logits; "softmax_renormalized", the same divided by its sum over the K experts;
-            "sigmoid"; or "sigmoid_renormalized".
         selection_bias: for the sigmoid scorings: added to choose experts, not to the scores.
-        n_group, topk_group: the experts form n_group groups of E / n_group consecutive experts, and
-            a token chooses from its topk_group best groups. At most 32 groups; the chosen groups
-            must have at least K experts.
-        group_score: score of a group: "top2_sum", the sum of its two best sigmoids with bias
-            (DeepSeek-V3), for the sigmoid scorings; or "max", its best (DeepSeek-V2). None:
-            top2_sum for the sigmoid scorings, else max.
-        routed_scaling_factor: every score is multiplied by it at the end.
         ids_dtype: torch.int32 or torch.int64.
 
     Shape:
@@ -89,24 +79,16 @@ def top_k(
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
-    rule = _rules.rule(rows.shape[1], K, scoring, n_group, topk_group, group_score)
-    if routed_scaling_factor != 1.0:
-        _rules.check_factor(routed_scaling_factor)
-    args = (rows, selection_bias, rule, routed_scaling_factor, ids_dtype)
-    scores, ids, _ = ops.call(_ops.top_k.default, *args)
+    chosen = _top_k({"K": K, **options})
+    scores, ids, _ = choose(rows, chosen, selection_bias, ids_dtype)
     return shaped_like(scores, logits), shaped_like(ids, logits)
 
 
 topk_router = top_k  # its name up to 0.2
 
 
-def scores_at(
-    logits: Tensor,
-    ids: Tensor,
-    *,
-    scoring: Scoring = "softmax_over_chosen",
-    routed_scaling_factor: float = 1.0,
-) -> Tensor:
+@_scores_at.shows
+def scores_at(logits: Tensor, ids: Tensor, **options: Unpack[OfScores]) -> Tensor:
     """Compute the scores of experts that were chosen elsewhere, in a rollout for instance, by a
     rule of `top_k`.
 
@@ -117,7 +99,6 @@ def scores_at(
         logits: the router's, float32, bfloat16 or float16.
         ids: the experts, int32 or int64. An id outside [0, E) is absent: it has score 0 and is not
             part of a sum. An id that occurs twice counts twice.
-        scoring, routed_scaling_factor: as in `top_k`.
 
     Shape:
         logits (..., E), ids (..., K) -> (..., K).
@@ -134,6 +115,7 @@ def scores_at(
         >>> tilemoe.scores_at(logits, torch.tensor([[2, 2, -1]]))
         tensor([[0.5000, 0.5000, 0.0000]])
     """
+    chosen = _scores_at(options)  # type: ignore[arg-type]
     _library.require_device(logits, "logits")
     _library.require_together(logits, "logits", ids=ids)
     rows = rows_of(logits, "logits", "(..., E)")
@@ -143,22 +125,18 @@ def scores_at(
             f"tilemoe: ids has shape {shape_text(ids.shape)}, expected ({leading}K) for these "
             "logits, K at least 1"
         )
-    scoring = _rules.number("scoring", _rules.SCORINGS, scoring)
-    if routed_scaling_factor != 1.0:
-        _rules.check_factor(routed_scaling_factor)
-    args = (rows, rows_of(ids, "ids", "(..., K)"), scoring, routed_scaling_factor)
-    return shaped_like(ops.call(_ops.scores_at.default, *args), logits)
+    return shaped_like(scores_of(rows, rows_of(ids, "ids", "(..., K)"), chosen), logits)
 
 
+@_rounded_router.shows
 def rounded_router(
     logits: Tensor,
     K: int,
     *,
     rounding: Rounding,
-    m: int = 128,
-    rounding_tokens: int | None = None,
     seed: Counter | None = None,
     offset: Counter | None = None,
+    **options: Unpack[OfRounding],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose each token's experts with token rounding, as pairs for `moe_general`, which computes
     from them the same as `moe` with the same rounding options.
@@ -166,7 +144,7 @@ def rounded_router(
     Args:
         logits: the router's, float32, bfloat16 or float16.
         K: experts per token, before rounding.
-        rounding, m, rounding_tokens, seed, offset: as in `moe`.
+        rounding, seed, offset: as in `moe`.
 
     Shape:
         logits (T, E) -> tokens, experts and scores (pairs), the maximum number of pairs.
@@ -184,9 +162,11 @@ def rounded_router(
     if logits.dim() != 2:
         raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
     T, E = logits.shape
-    routing, capacity, _ = route_rounded(logits, K, rounding, m, rounding_tokens, seed, offset)
-    offsets = _rules.offsets_of(routing, E)
-    _, row_token, pair_row, _ = _rules.row_arrays_of(routing, E, capacity)
+    how = _rounded_router({"K": K, "rounding": rounding, **options})
+    routing, capacity, _ = route_rounded(logits, how, seed, offset)
+    offsets = offsets_of(routing, E)
+    sizes = (ROUNDED, T, E, capacity)
+    row_token, pair_row = (array_of(name, routing, *sizes) for name in ("row_token", "pair_row"))
     pair = torch.arange(capacity, device=logits.device)
     there = pair < offsets[E]
     row = torch.where(there, pair_row, 0).long()
@@ -269,19 +249,34 @@ def shaped_like(rows, like):
     return torch.ops.aten._unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 
 
-def route_rounded(logits, K, rounding, m, tokens, seed, offset):
+def choose(logits, options, selection_bias, ids_dtype=torch.int32):
+    """logits (T, E) -> scores (T, K), ids (T, K), counts (E), by the choice of the options."""
+    _checks.groups(options, logits.shape[1], options.K)
+    factor = options.routed_scaling_factor
+    args = (logits, selection_bias, options.rule, factor, ids_dtype)
+    return ops.call(_ops.top_k.default, *args)
+
+
+def scores_of(logits, ids, options):
+    """logits (T, E), ids (T, K) -> scores (T, K)."""
+    args = (logits, ids, options.rule[At.SCORING], options.routed_scaling_factor)
+    return ops.call(_ops.scores_at.default, *args)
+
+
+def route_rounded(logits, options, seed, offset):
     """The rounded routing of logits (T, E), its maximum rows, the counts (E) before rounding."""
-    number = _rules.number("rounding", _rules.ROUNDINGS, rounding)
+    rounding, m, tokens = options.rounding, options.m, options.rounding_tokens
+    number = _checks.number("rounding", LITERALS["rounding"], rounding)
     if (rounding == "stochastic") != (seed is not None and offset is not None):
         raise ValueError("tilemoe: stochastic rounding, and only it, requires a seed and an offset")
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))
-    T, E = logits.shape
+    (T, E), K = logits.shape, options.K
     if tokens is not None and (tokens < 1 and T > 0 or T % max(tokens, 1)):
         raise ValueError(f"tilemoe: rounding_tokens is {tokens}, but T = {T} is no multiple of it")
     tokens = 0 if tokens is None or tokens >= T else tokens
     args = (logits.detach(), seed, offset, K, m, number, tokens)
     routing, counts = ops.call_undifferentiated(_ops.route_rounded.default, *args)
-    return routing, _rules.rounded_capacity(T, E, K, m, rounding, tokens), counts
+    return routing, rounded_capacity(T, E, K, m, rounding, tokens), counts
 
 
 def _counter(value, device):
@@ -312,8 +307,8 @@ def counts_of_ids(ids, E):
 
 def aux_of_pairs(routing, E, T, capacity, counts=None):
     """The Aux of a routing of given pairs; counts (E): if some pairs may have no row."""
-    offsets, counters = _rules.offsets_of(routing, E), _rules.counters_of(routing)
-    _, row_token, *_ = _rules.row_arrays_of(routing, E, capacity)
+    offsets, counters = offsets_of(routing, E), counters_of(routing)
+    row_token = array_of("row_token", routing, TOP_K, T, E, capacity)  # as in a general routing
     there = torch.arange(capacity, device=routing.device) < offsets[E]
     seen = torch.zeros(T + 1, dtype=torch.bool, device=routing.device)
     seen = seen.scatter(0, torch.where(there, row_token, T).long(), True)[:T]

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from ._entries import StateDict, partner_of, split_key
-from ._huggingface import from_huggingface, options_of, to_huggingface
+from .integrations.huggingface import from_huggingface, options_of, to_huggingface
 
 __all__ = [
     "from_huggingface",

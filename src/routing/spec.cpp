@@ -1,9 +1,12 @@
 #include "routing/spec.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 
 #include "core/check.h"
 #include "routing/rounding.h"
+#include "routing/routing_layout.h"
 
 namespace tilemoe {
 namespace {
@@ -41,53 +44,54 @@ int64_t row_bound(const tilemoe_routing_spec& spec) {
 bool grouped(const tilemoe_routing_spec& spec) {
   return spec.kind == TILEMOE_ROUTING_GROUPED;
 }
-bool has_token_offsets(const tilemoe_routing_spec& spec) {
-  return spec.kind == TILEMOE_ROUTING_GENERAL || spec.kind == TILEMOE_ROUTING_ROUNDED;
+int64_t elements(const tilemoe_routing_array& array, const tilemoe_routing_spec& spec) {
+  switch (array.size) {
+    case TILEMOE_ROUTING_SIZE_0: return array.more;
+    case TILEMOE_ROUTING_SIZE_T: return spec.T + array.more;
+    case TILEMOE_ROUTING_SIZE_E: return spec.E + array.more;
+    case TILEMOE_ROUTING_SIZE_PAIRS: return spec.pairs + array.more;
+    case TILEMOE_ROUTING_SIZE_CAPACITY: return spec.capacity + array.more;
+  }
+  return 0;
 }
 
-// Places consecutive arrays of 4-byte elements.
-class Layout {
- public:
-  explicit Layout(char* base) : base_(base) {}
-  template <class Element>
-  Element* take(int64_t count) {
-    static_assert(sizeof(Element) == 4);
-    char* place = base_ ? base_ + used_ : nullptr;
-    used_ += round_up(static_cast<size_t>(count) * sizeof(Element), kAlignment);
-    return reinterpret_cast<Element*>(place);
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
-
-tilemoe_routing lay_out(const tilemoe_routing_spec& spec, Layout& layout) {
+// Lays the arrays out from `base` on; null: for their size alone. `end`: bytes of all of them.
+tilemoe_routing lay_out(const tilemoe_routing_spec& spec, char* base, size_t* end = nullptr) {
   tilemoe_routing routing{};
   routing.struct_size = sizeof routing;
   routing.spec = spec;
-  routing.offsets = layout.take<int32_t>(spec.E + 1);
-  routing.row_score = layout.take<float>(spec.capacity);
-  if (!grouped(spec)) {
-    routing.row_token = layout.take<int32_t>(spec.capacity);
-    routing.pair_row = layout.take<int32_t>(spec.pairs);
+  size_t used = 0;
+  for (const RoutingArray& of : kRoutingArrays) {
+    if (!of.is_in(spec.kind)) continue;
+    void* const place = base ? base + used : nullptr;
+    std::memcpy(reinterpret_cast<char*>(&routing) + of.field, &place, sizeof place);
+    used += round_up(static_cast<size_t>(elements(of.array, spec)) * sizeof(int32_t), kAlignment);
   }
-  if (has_token_offsets(spec)) routing.token_offsets = layout.take<int32_t>(spec.T + 1);
-  // Last, so that its place shows whether the spec is still the one that was bound.
-  routing.counters = layout.take<int32_t>(TILEMOE_COUNTERS);
+  if (end != nullptr) *end = used;
   return routing;
 }
 
+void check_kind(tilemoe_routing_kind kind) {
+  TILEMOE_CHECK(kind >= TILEMOE_ROUTING_TOP_K && kind <= TILEMOE_ROUTING_GROUPED,
+                "routing kind is " << static_cast<int>(kind) << ", expected 0 to 3");
+}
+
 }  // namespace
+
+int32_t routing_layout(tilemoe_routing_kind kind, tilemoe_routing_array* arrays) {
+  check_kind(kind);
+  int32_t count = 0;
+  for (const RoutingArray& of : kRoutingArrays)
+    if (of.is_in(kind)) arrays[count++] = of.array;
+  return count;
+}
 
 tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
   tilemoe_routing_spec spec = read_struct("routing spec", given);
   check_reserved("routing spec", spec.reserved);
   TILEMOE_CHECK(spec.device == TILEMOE_CPU || spec.device == TILEMOE_CUDA,
                 "device is " << static_cast<int>(spec.device) << ", expected cpu (0) or cuda (1)");
-  TILEMOE_CHECK(spec.kind >= TILEMOE_ROUTING_TOP_K && spec.kind <= TILEMOE_ROUTING_GROUPED,
-                "routing kind is " << static_cast<int>(spec.kind) << ", expected 0 to 3");
+  check_kind(spec.kind);
   const int64_t limit = max_rows(spec.device);
   TILEMOE_CHECK(spec.T >= 0 && spec.T <= limit, "T is " << spec.T << ", expected 0 to " << limit);
   TILEMOE_CHECK(spec.E >= 1 && spec.E <= kMaxExperts,
@@ -128,9 +132,9 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
 }
 
 size_t routing_bytes(const tilemoe_routing_spec& spec) {
-  Layout layout(nullptr);
-  lay_out(spec, layout);
-  return layout.used();
+  size_t bytes = 0;
+  lay_out(spec, nullptr, &bytes);
+  return bytes;
 }
 
 tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, size_t bytes) {
@@ -140,8 +144,7 @@ tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, siz
                 "the routing's memory " << memory << " is not on " << kAlignment << " bytes");
   TILEMOE_CHECK(bytes >= needed,
                 "the routing's memory has " << bytes << " bytes, expected at least " << needed);
-  Layout layout(static_cast<char*>(memory));
-  return lay_out(spec, layout);
+  return lay_out(spec, static_cast<char*>(memory));
 }
 
 namespace {
@@ -181,8 +184,7 @@ tilemoe_routing read_routing(const tilemoe_routing* given) {
   TILEMOE_CHECK(address != 0 && address % limits::kAlignment == 0,
                 "the routing's offsets are at " << routing.offsets
                                                 << ": it did not come from tilemoe_routing_bind");
-  Layout layout(reinterpret_cast<char*>(routing.offsets));
-  const tilemoe_routing bound = lay_out(spec, layout);
+  const tilemoe_routing bound = lay_out(spec, reinterpret_cast<char*>(routing.offsets));
   TILEMOE_CHECK(
       routing.counters == bound.counters && routing.row_score == bound.row_score &&
           routing.row_token == bound.row_token && routing.pair_row == bound.pair_row &&

@@ -7,6 +7,9 @@
 
 namespace tilemoe {
 
+// Writes the arrays of a routing of this kind, in the order of memory, and returns their number.
+int32_t routing_layout(tilemoe_routing_kind kind, tilemoe_routing_array* arrays);
+
 // Checks the spec and returns it in the layout of this version, with pairs and capacity filled in.
 tilemoe_routing_spec complete(const tilemoe_routing_spec* spec);
 

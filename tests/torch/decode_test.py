@@ -13,7 +13,8 @@ from checks import refused
 import target
 import tilemoe
 from target import DTYPE, DTYPES
-from tilemoe import _rules, functional
+from tilemoe import _layout, functional
+from tilemoe.options import TOP_K
 from tilemoe.module import Router
 
 tm = torch.ops.tilemoe
@@ -67,21 +68,20 @@ def taken(monkeypatch):
 def logits_of(layer, x):
     """The logits by which the operator chose, and its other results: O, routing, expert_counts."""
     gate = layer._gate_of_decode(x)
-    rule = _rules.rule(E, K, layer.scoring, layer.n_group, layer.topk_group, layer.group_score)
     W1, W2, b1, b2 = layer.experts._weights(lambda _, weight: weight)
-    activation = _rules.ACTIVATIONS.index(layer.experts.activation)
     O, routing, counts, logits = tm.moe_tokens(
         x, gate.weight, gate.bias, layer.gate.e_score_correction_bias,
-        [W1, None, W2, b1, None, b2], None, [*rule, activation, 0, 1],
-        [layer.routed_scaling_factor, 0.0, 0.0, 0.0], gate.logits_dtype, True,
+        [W1, None, W2, b1, None, b2], None, layer.options.numbers, layer.options.reals,
+        gate.logits_dtype, True,
     )  # fmt: skip
-    return logits, (O, routing, counts), rule
+    return logits, (O, routing, counts), layer.options.rule
 
 
 def parts(routing, T):
     """Its arrays, without the gaps between them, which nobody fills."""
-    *rows, _ = _rules.row_arrays_of(routing, E, T * K)
-    return _rules.offsets_of(routing, E), *rows, _rules.counters_of(routing)
+    places, _ = _layout.places_of(TOP_K, T, E, T * K)
+    assert list(places) == ["offsets", "row_score", "row_token", "pair_row", "counters"]
+    return [routing[begin : begin + elements] for begin, elements in places.values()]
 
 
 @every_router
@@ -100,8 +100,8 @@ def test_has_the_bits_of_what_takes_its_logits(dtype, options, taken):
         for a, b in zip(parts(routing, T), parts(other_routing, T)):
             assert torch.equal(a, b)
         expected = layer.experts(
-            x, logits, addend=layer._shared(x, None), return_aux=False,
-            column_blocks=layer.column_blocks, **layer._choice(None, None, None),
+            x, logits, addend=layer._shared(x, None), return_aux=False, options=layer.options,
+            selection_bias=correction,
         )  # fmt: skip
         assert torch.equal(layer(x), expected)
         if layer.shared_experts is None and layer.column_blocks == 1:
@@ -298,7 +298,7 @@ def test_an_exported_layer_serves_any_number_of_tokens(strict, taken):
 def test_limits_are_the_headers():
     header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
     limits = dict(re.findall(r"#define TILEMOE_ROUTE_TOKENS_MOST_(\w) (\d+)", header))
-    ours = {name: str(getattr(_rules, f"DECODE_{name}")) for name in "TEKD"}
+    ours = {name: str(getattr(functional, f"_MAX_{name}")) for name in "TEKD"}
     assert limits == ours
 
 

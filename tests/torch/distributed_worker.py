@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from comparison import LIMITS, assert_close
 import module_support
 from processes import expect, main_of
-from tilemoe._distributed import local_bfloat16
+from tilemoe.distributed.dtensor import local_bfloat16
 
 SHAPE = (4, 11)  # the whole batch: two sequences for each of two ranks
 

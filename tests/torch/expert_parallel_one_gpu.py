@@ -30,8 +30,8 @@ import shared_memory
 import staged
 from expert_parallel_job import E, K, d, layer_of, layouts, spread_call, step
 from processes import main_of, on
-from tilemoe import _pull
-from tilemoe._team import Team
+from tilemoe.distributed import pull as pulling
+from tilemoe.distributed.team import Team
 
 # Multicast is between GPUs; gloo's own choice would be the address that the host's name has.
 ENVIRONMENT = {
@@ -51,7 +51,7 @@ class Job(expert_parallel_job.Job):
         if device == "cpu":
             self.reads_peers = True
             shared_memory.begin(folder, rank)
-        self.exchanges, exchange = 0, _pull._Link._exchange
+        self.exchanges, exchange = 0, pulling._Link._exchange
 
         @functools.wraps(exchange)
         def counted(link, *args):
@@ -62,9 +62,9 @@ class Job(expert_parallel_job.Job):
             raise AssertionError("rows were sent by a collective")
 
         for where, name, what in (
-            (_pull._Link, "_exchange", counted),
-            (_pull._Collectives, "spread", sent),
-            (_pull._Collectives, "collect", sent),
+            (pulling._Link, "_exchange", counted),
+            (pulling._Collectives, "spread", sent),
+            (pulling._Collectives, "collect", sent),
         ):
             mock.patch.object(where, name, what).start()
 
@@ -138,7 +138,7 @@ def a_graph_has_the_exchange(job):
     ids = torch.rand(N, E, generator=g).argsort(-1)[:, :K].int().to(job.device)
     X = torch.randn(N, d, generator=g).to(job.device, torch.bfloat16)
     mine = slice(job.rank * t, (job.rank + 1) * t)
-    pull = _pull.Pull(ids, E // job.world, N, Team(job.group, t, pulls=True))
+    pull = pulling.Pull(ids, E // job.world, N, Team(job.group, t, pulls=True))
     own = X[mine].clone()
 
     def exchange():
@@ -170,7 +170,7 @@ def peak_is_the_plans(job):
 
 def exchanges_were_through_symmetric_memory(job):
     """All that scenarios before this one pulled."""
-    links = [link for of_group in _pull._links.values() for link in of_group.values()]
+    links = [link for of_group in pulling._links.values() for link in of_group.values()]
     links = [link for link in links if link._memory is not None]
     assert job.exchanges > 100 and links, job.exchanges
     for link in links:
@@ -204,7 +204,7 @@ def a_killed_rank_ends_a_barrier(job):
         os.kill(os.getpid(), signal.SIGKILL)
 
     if job.rank == job.world - 1:
-        mock.patch.object(_pull._Link, "_exchange", gone).start()
+        mock.patch.object(pulling._Link, "_exchange", gone).start()
     begin, said = time.monotonic(), []
     for call in (lambda: step(spread, x[own], dO[own]), torch.cuda.synchronize):
         try:

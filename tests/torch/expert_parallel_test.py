@@ -17,7 +17,8 @@ import tilemoe.expert_parallel
 from checks import start
 from module_support import same_bits
 from processes import launch, of_world
-from tilemoe import _expert_cost
+from tilemoe.distributed import cost
+from tilemoe.options import Options
 from tilemoe.bench import records
 
 WORLDS = (1, 2, 4)
@@ -105,15 +106,15 @@ REAL = {"qwen3-235b": (4096, 1536, 128, 8), "30b-n256": (4096, 256, 256, 16)}  #
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_model_of_chunks(layer, ranks):
     """In one chunk X, O and dO are waited for as a whole; "auto" takes what the model finds best."""
-    sizes, rates, T = REAL[layer], _expert_cost.Rates(), 32768
-    exposed = lambda chunks, T=T: _expert_cost.exposed_ms(T, *sizes, ranks, chunks, 2, rates)  # noqa: E731
+    sizes, rates, T = REAL[layer], cost.Rates(), 32768
+    exposed = lambda chunks, T=T: cost.exposed_ms(T, *sizes, ranks, chunks, 2, rates)  # noqa: E731
     leaving = (ranks - 1) * T * 4096 * 2 * 1e-6
     whole = leaving * (2 / rates.gather_gb_per_s + 1 / rates.return_gb_per_s) + 3 * rates.latency_ms
     assert exposed(1) == pytest.approx(whole)
-    best = _expert_cost.best_chunks(T, *sizes, ranks, 2)
+    best = cost.best_chunks(T, *sizes, ranks, 2)
     assert exposed(best) == min(map(exposed, range(1, 9)))
     assert best == 1 if ranks == 2 else exposed(best) < 0.8 * exposed(1)
-    assert _expert_cost.best_chunks(64, *sizes, ranks, 2) == 1
+    assert cost.best_chunks(64, *sizes, ranks, 2) == 1
     assert exposed(64, T=64) > exposed(1, T=64)
     given = dict(zip(("T", "d", "n", "E", "K"), (T, *sizes)), ranks=ranks)
     plan = tilemoe.expert_parallel.plan
@@ -121,25 +122,25 @@ def test_the_model_of_chunks(layer, ranks):
     assert best == 1 or plan(**given, chunks=best) != plan(**given)
     # If GEMMs take no time, nothing is hidden, and every chunk costs its latency.
     idle = rates._replace(tflop_per_s=1e9)
-    of_idle = [_expert_cost.exposed_ms(T, *sizes, ranks, c, 2, idle) for c in (1, 2, 4)]
+    of_idle = [cost.exposed_ms(T, *sizes, ranks, c, 2, idle) for c in (1, 2, 4)]
     assert of_idle == sorted(of_idle)
 
 
 def test_the_model_of_pulling(monkeypatch):
     """Few experts per token are pulled, many gathered; "auto" uses it if all is on one host."""
-    best_way, Way = _expert_cost.best_way, _expert_cost.Way
+    best_way, Way = cost.best_way, cost.Way
     few, many = (32768, 4096, 3072, 64, 2), (32768, *REAL["qwen3-235b"])
     for chunks in (1, 4):
         assert best_way(*few, 4, 2, chunks) == Way(1, True)
     assert best_way(*many, 4, 2, 4) == best_way(*few, 1, 2, 4) == Way(4, False)
-    assert _expert_cost.pull_ms(*few, 4, 2) < 0.6 * _expert_cost.pull_ms(*many, 4, 2)
-    places = tilemoe.expert_parallel.Places(dispatch="auto", chunks=4)
+    assert cost.pull_ms(*few, 4, 2) < 0.6 * cost.pull_ms(*many, 4, 2)
+    options = Options(dispatch="auto", chunks=4)
     for local, world, way in (("4", "4", Way(1, True)), ("4", "8", Way(4, False))):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
         monkeypatch.setenv("WORLD_SIZE", world)
-        assert places.way_of(*few, 4, torch.bfloat16) == way
+        assert cost.way_of(options, *few, 4, torch.bfloat16) == way
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    assert places.way_of(*few, 4, torch.bfloat16) == Way(4, False)
+    assert cost.way_of(options, *few, 4, torch.bfloat16) == Way(4, False)
     given = dict(zip(("T", "d", "n", "E", "K"), few), ranks=4)
     plan = tilemoe.expert_parallel.plan
     assert plan(**given, dispatch="pull", device="cpu").kept < plan(**given, keep_gathered=True).kept
@@ -155,7 +156,7 @@ def test_the_model_chooses_what_was_fast_on_gpus():
         layers.setdefault(layer, {})[way] = one
     for layer, ways in layers.items():
         of = ways["serial"].values
-        best = _expert_cost.best_chunks(*(of[letter] for letter in "TdnEK"), of["ranks"], 2)
+        best = cost.best_chunks(*(of[letter] for letter in "TdnEK"), of["ranks"], 2)
         chosen = ways["serial" if best == 1 else f"chunks-{best}"].median("step_ms")
         others = [one.median("step_ms") for way, one in ways.items() if way.startswith("chunks-")]
         assert chosen <= 1.05 * min(others), layer

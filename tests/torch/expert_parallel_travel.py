@@ -21,7 +21,7 @@ from expert_parallel_job import E, K, LOSSES, SHARED, d, full, n, step
 from peak_memory_test import allocations, live_sums
 from processes import ENDS, TIMEOUT_S, on
 from tilemoe import expert_parallel
-from tilemoe._pull import PulledRows, _Link
+from tilemoe.distributed.pull import PulledRows, _Link
 
 
 class NoWaiting(torch.utils._python_dispatch.TorchDispatchMode):
@@ -95,7 +95,7 @@ def transfers_overlap_with_gemms(job):
         events.append("choice" if rows.dtype == torch.int32 else "gather")
         return all_gather(rows, *args, **options)
 
-    computed, of_team = tilemoe.ops.call_undifferentiated, tilemoe._team
+    computed, of_team = tilemoe.ops.call_undifferentiated, tilemoe.distributed.team
     all_gather = dist.all_gather_into_tensor
     alone = contextlib.nullcontext
     # (torch's check for NaN has no DTensors.)

@@ -9,7 +9,7 @@ from checks import refused
 from comparison import Limits, assert_close
 from random_layers import E, K, T, check, d, is_gated, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE, DTYPES
-from tilemoe import _rules
+from tilemoe.options import ACTIVATIONS, GATED
 
 ROUTER_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS = ["concatenated", "interleaved", "split"]
@@ -352,6 +352,6 @@ def test_comparison_finds(slip, dtype):
 
 
 def test_every_activation_has_its_kind():
-    kinds = {name: _rules.is_gated(number) for number, name in enumerate(_rules.ACTIVATIONS)}
+    kinds = {name: name in GATED for name in ACTIVATIONS}
     assert {name: is_gated(name) for name in reference.ACTIVATIONS} == kinds
     assert weights(DTYPE, activation="relu")["W1"].shape == (E, n, d)

@@ -15,9 +15,11 @@ from checks import refused
 import tilemoe
 import tilemoe.state_dict
 from tilemoe import (
-    _config, _expert_plan, _from_modules, _huggingface, _library, _options, _rules, expert_parallel,
-    functional, module, routing,
+    _config, _library, _parameters, _signatures, expert_parallel, functional, module, options,
+    routing,
 )  # fmt: skip
+from tilemoe.distributed import cost
+from tilemoe.integrations import from_modules, huggingface
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
@@ -36,13 +38,13 @@ def test_activations_are_the_headers():
     (enum,) = re.findall(r"typedef enum tilemoe_activation[^{]*{([^}]*)}", header)
     listed = re.findall(r"TILEMOE_(\w+) = (\d+)", enum)
     assert [(name.lower(), int(number)) for name, number in listed] == [
-        (name, number) for number, name in enumerate(_rules.ACTIVATIONS)
+        (name, number) for number, name in enumerate(options.ACTIVATIONS)
     ]
 
 
 def test_every_activation_is_documented():
     pages = [(ROOT / "docs" / page).read_text() for page in ("mathematics.md", "pytorch.md")]
-    for name in _rules.ACTIVATIONS:
+    for name in options.ACTIVATIONS:
         assert all(re.search(f'`"?{name}"?`', page) for page in pages), name
         assert f'"{name}"' in tilemoe.moe.__doc__, name
 
@@ -118,11 +120,12 @@ def test_the_older_name_of_overlap_warns(monkeypatch, call):
     class Stop(Exception):
         pass
 
-    def places(_factor, _on_overflow, _keep_gathered, overlap, *_):
+    def made(overlap=True, **_):
         raise Stop(overlap)
 
-    for of in (expert_parallel, _expert_plan):
-        monkeypatch.setattr(of, "Places", places)
+    monkeypatch.setattr(_signatures, "Options", made)
+    for reader in (module._options, expert_parallel._moe, cost._plan):
+        monkeypatch.setattr(reader, "_kept", {})
     with warns_of("beside=", "overlap=") as seen, pytest.raises(Stop, match="False"):
         call(beside=False)
     assert [w.filename for w in seen] == [__file__]
@@ -209,7 +212,7 @@ class TestDtypeOnAGpu:
             assert tilemoe.MoE(**SIZES).gate.weight.is_meta
 
     def test_what_was_chosen_is_allowed(self):
-        check = _options.check_default_dtype
+        check = _parameters.check_default_dtype
         for device in ("cuda", torch.device("cuda", 1), 0):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 check(device, dtype)
@@ -229,7 +232,7 @@ class TestDtypeOnAGpu:
 
 @pytest.mark.parametrize(
     "of",
-    [functional, routing, module, _config, _from_modules, _huggingface],
+    [functional, routing, module, _config, from_modules, huggingface],
     ids=lambda m: m.__name__,
 )
 def test_examples_in_docstrings(of):

@@ -95,11 +95,31 @@ def test_cpu_library_corrupt(libraries):
     assert re.search(rf"{CPU} cannot be loaded \(.*\)$", import_fails(libraries))
 
 
-def test_torch_absent():
-    assert last_line("import sys; sys.modules['torch'] = None; import tilemoe") == (
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; import tilemoe"
+WHAT_NEEDS_NONE = f"""{WITHOUT_TORCH}
+from tilemoe.bench import layers, records, report
+from tilemoe.options import Options
+assert layers.LAYERS["cuda"] and records.Measurement and report.NAME_WIDTH
+print(Options(K=2).numbers, [name for name in sys.modules if name.startswith("torch.")])
+"""
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["tilemoe.moe", "tilemoe.MoE", "tilemoe.__version__", "from tilemoe import top_k"],
+)
+def test_torch_absent(use):
+    assert last_line(f"{WITHOUT_TORCH}\n{use}") == (
         "ImportError: tilemoe needs torch 2.10 or newer, which is not installed: "
         "pip install 'tilemoe[torch]'"
     )
+
+
+def test_what_needs_no_torch():
+    assert succeeds(WHAT_NEEDS_NONE) == "[0, 2, 0, 1, 1, 0, 0, 0, 1] []"
+    program = f"{WITHOUT_TORCH}; sys.argv = ['options']; from tilemoe import _options_table as t; t.main()"
+    assert succeeds(program).startswith("| option | default |")
+    assert last_line(f"{WITHOUT_TORCH}\ntilemoe.none").startswith("AttributeError: module 'tilemoe'")
 
 
 def test_torch_too_old():

@@ -16,7 +16,7 @@ import tilemoe
 from checks import refused
 from random_layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
-from tilemoe import _library, _packing, functional, ops
+from tilemoe import _calls, _layout, _library, ops, options
 
 tm = torch.ops.tilemoe
 
@@ -34,8 +34,8 @@ def packed(kind=0, K=K, scoring=0, gate_layout=0, **more):
 
 def places(**given):
     """An operator's gradients, and their places."""
-    assert given.keys() <= set(_packing.GRADIENTS)
-    return _packing.pack_gradients([given.get(name) for name in _packing.GRADIENTS])
+    assert given.keys() <= set(_layout.GRADIENTS)
+    return _layout.pack_gradients([given.get(name) for name in _layout.GRADIENTS])
 
 
 def zeros(*shape):
@@ -71,7 +71,7 @@ def experts_arguments(x, X=None, layer=None, addend=None, keep_H=True):
 
 
 def backward_out_arguments(x, consume):
-    gradients = _packing.pack_gradients(
+    gradients = _layout.pack_gradients(
         [torch.zeros_like(t) if t is not None else None for t in (x["X"], x["ds"], *x["layer"])]
     )
     H = (None, x["H"]) if consume else (x["H"], None)
@@ -160,7 +160,7 @@ def cases():
 def parts(x):
     """A first and a last part of forward and of backward."""
     cuts, numbers = [0, T // 3, T], packed()[0]
-    bounds = functional._chunks_of(x["ids"], E, x["routing"], cuts).bounds
+    bounds = _calls.chunks_of(x["ids"], E, x["routing"], cuts).bounds
     batch = (x["routing"], x["layer"])
     for part, H in ((0, zeros(T * K, 2 * n)), (1, None)):
         out = zeros(T, d), H
@@ -199,6 +199,7 @@ def other_kinds(x):
 # State of the process, the library and a stream: no kernel computes with a tensor.
 WITHOUT_TENSORS = {
     "set_ctas_per_sm", "set_arch", "arch_of", "capture_id", "layer_bytes", "version",
+    "option_names", "routing_layout",
     "device_description", "verification_cases", "verify_case",  # `like` only names a device
 }  # fmt: skip
 
@@ -282,13 +283,13 @@ REFUSED = [
     ("gate_layout is 'mixed'", dict(gate_layout="mixed")),
     ("scoring is 'max'", dict(scoring="max")),
     ("rounding is 'half'", dict(rounding="half")),
-    ("rounding requires softmax_over_chosen", dict(rounding="up", scoring="sigmoid")),
+    ("scoring under token rounding is 'sigmoid'", dict(rounding="up", scoring="sigmoid")),
     ("requires a seed and an offset", dict(rounding="stochastic")),
     ("requires a seed and an offset", dict(rounding="up", seed=1, offset=1)),
     ("K is None", dict(K=None)),
     ("only the sigmoid scorings", dict(selection_bias=torch.zeros(E))),
-    ("clamp, alpha and up_shift belong to swiglu", dict(activation="geglu", alpha=1.0)),
-    ("clamp >= 0", dict(clamp=-1.0)),
+    ("alpha is 1.0 and activation 'geglu'", dict(activation="geglu", alpha=1.0)),
+    ("clamp is -1.0, expected a finite number of at least 0", dict(clamp=-1.0)),
     ("has no gate", dict(activation="relu", gate_layout="split")),
     (f"weights.W1 is {HELD} (7, 48, 40), expected float16", dict(x=LAYER["x"].half())),
     (
@@ -376,7 +377,7 @@ OPERATORS = sorted(
 )
 
 
-NAMES_IN = {"weights": _packing.WEIGHTS, "gradients": _packing.GRADIENTS}
+NAMES_IN = {"weights": _layout.WEIGHTS, "gradients": _layout.GRADIENTS}
 
 
 def placeholders(schema):
@@ -384,9 +385,9 @@ def placeholders(schema):
     is looked at needs no right shape."""
     by_type = {"int": 1, "SymInt": 1, "float": 0.0, "bool": False, "ScalarType": torch.float32}
     of_list = {
-        "rule": [1] * len(_packing.RULE),
-        "numbers": [1] * len(_packing.NUMBERS),
-        "reals": [0.0] * len(_packing.REALS),
+        "rule": [1] * len(options.RULE),
+        "numbers": [1] * len(options.NUMBERS),
+        "reals": [0.0] * len(options.REALS),
         "cuts": [0, 1],
         "sources": [0],
     }
@@ -395,7 +396,7 @@ def placeholders(schema):
         if argument.name in NAMES_IN:
             return [torch.ones(2, 2) for _ in NAMES_IN[argument.name]]
         if argument.name == "places":
-            return 2 ** len(_packing.GRADIENTS) - 1
+            return 2 ** len(_layout.GRADIENTS) - 1
         if argument.name in of_list:
             return of_list[argument.name]
         return torch.ones(2, 2) if "Tensor" in str(argument.type) else by_type[str(argument.type)]

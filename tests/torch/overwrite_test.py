@@ -16,7 +16,8 @@ import tilemoe
 from checks import Calls, compiled, refused, same_bits
 from random_layers import E, K, T, d, logits_layer, n, normal, results, weights
 from target import DEVICE, DTYPE, DTYPES
-from tilemoe import WeightGradients, _overwrite, _travel, autograd, functional
+from tilemoe import WeightGradients, _calls, _overwrite, _travel, autograd
+from tilemoe.options import Options
 
 OVER_H = "experts_backward_over_H"
 KEEPS_H = "experts_backward"
@@ -566,11 +567,8 @@ def test_chunks_that_were_interrupted_give_no_wrong_gradient(stopped_at):
         of = weights(DTYPE)
         comm = _travel.Comm(travel, x)
         ids = torch.arange(T * K).view(T, K) % E
-        experts = functional._layer(
-            of["W1"], None, of["W2"], None, None, None, "swiglu", "concatenated", 0.0, 0.0, 0.0, 0,
-            None, None, None,
-        )  # fmt: skip
-        out, _ = functional._of_ids(
+        experts = _calls.Layer([of["W1"], None, of["W2"], None, None, None], Options())
+        out, _ = _calls.of_ids(
             x, scores, ids.to(DEVICE), E, experts, None, None, "nan", False, comm, [0, 3, 5, T]
         )
         return out, {"x": x, "scores": scores, **{k: w for k, w in of.items() if w is not None}}

@@ -23,6 +23,7 @@ import sources  # noqa: E402
 import tilemoe  # noqa: E402
 from configs import CONFIGS  # noqa: E402
 from tilemoe.bench import records  # noqa: E402
+from tilemoe.options import Options  # noqa: E402
 
 
 def chosen(T, E, K, seed=0):
@@ -80,7 +81,7 @@ def check_layer(out, experts, x, logits, weight):
 
 def test_dropped_pairs_have_no_part_in_output_and_gradient():
     experts, x, logits, c = tiny_layer(capacity.Bounded, capacity=0.5)
-    routing = dict(K=c.K, scoring=c.scoring, selection_bias=None, column_blocks=1)
+    routing = dict(options=Options(K=c.K, scoring=c.scoring), selection_bias=None)
     out, aux = experts(x, logits, None, **routing)
     scores, ids = logits.topk(c.K)
     scores = scores.softmax(-1)
@@ -99,8 +100,8 @@ def test_renormalized_scores_add_up_to_one():
     change = dict(rounding="nearest", m=8, renormalize=True)
     experts, x, logits, c = tiny_layer(renormalized.Renormalized, **change)
     given = dict(rounding="nearest", m=8, rounding_tokens=16)
-    routing = dict(K=c.K, scoring=c.scoring, selection_bias=None, column_blocks=1)
-    routing |= given | dict(seed=None, offset=None)
+    options = Options(K=c.K, scoring=c.scoring, **given)
+    routing = dict(options=options, selection_bias=None, seed=None, offset=None)
     out, aux = experts(x, logits, None, **routing)
     tokens, ids, _ = tilemoe.rounded_router(logits, c.K, **given)
     has = torch.zeros(32, c.E, dtype=torch.bool)
@@ -113,7 +114,7 @@ def test_renormalized_scores_add_up_to_one():
     assert torch.equal(aux.expert_counts.long(), chosen.sum(0))
     p = torch.where(has, logits.exp(), 0)
     check_layer(out, experts, x, logits, p / p.sum(dim=1, keepdim=True).clamp(min=1e-30))
-    plain, aux = experts.eval()(x, logits, None, **routing | {"rounding": None})
+    plain, aux = experts.eval()(x, logits, None, **routing | {"rounds": False})
     assert aux.dropped == 0 and not torch.equal(plain, out)
 
 

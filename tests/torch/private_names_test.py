@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import tilemoe
 
-SOURCES = sorted(Path(tilemoe.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(tilemoe.__file__).parent.rglob("*.py"))
 # Read with getattr: without it the package does less, and nothing wrong.
 OPTIONAL = {
     "torch._C._autograd._get_current_graph_task_keep_graph": "H is never overwritten",

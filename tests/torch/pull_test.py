@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from tilemoe import _pull
+from tilemoe.distributed import pull as pulling
 
 
 class Stream:
@@ -37,7 +37,7 @@ def test_tensors_live_until_the_current_stream_waits(streams):
     log, _, side = streams
     tensor = torch.zeros(3)
     alive = weakref.ref(tensor)
-    underway = _pull._Underway(side, (tensor, None))
+    underway = pulling._Underway(side, (tensor, None))
     del tensor
     assert alive() is not None and log == [STARTED]
     underway.wait()
@@ -48,14 +48,14 @@ def test_tensors_live_until_the_current_stream_waits(streams):
 
 def test_what_nobody_waits_for_is_not_reused_before_it_was_read(streams):
     log, _, side = streams
-    underway = _pull._Underway(side, (torch.zeros(3),))
+    underway = pulling._Underway(side, (torch.zeros(3),))
     del underway
     assert log == [STARTED, WAITED]
 
 
 def test_a_wait_of_another_stream_holds_the_tensors_own_stream_too(streams):
     log, current, side = streams
-    underway = _pull._Underway(side, (torch.zeros(3),))
+    underway = pulling._Underway(side, (torch.zeros(3),))
     current[0] = Stream("another", log)
     underway.wait()
     assert log[0] == STARTED and sorted(log[1:]) == ["another waits for side", WAITED]
@@ -74,7 +74,7 @@ def test_an_exchange_that_fails_under_way(streams, monkeypatch):
         def barrier(self, channel, timeout):
             raise RuntimeError("a rank is gone")
 
-    link = object.__new__(_pull._Link)
+    link = object.__new__(pulling._Link)
     link.stream, link.device, link._timeout_ms = side, side.device, 1
     monkeypatch.setattr(link, "_handle", lambda group, size: Handle(), raising=False)
     own, places = torch.ones(2, 8), torch.zeros(2, 1, dtype=torch.int32)
@@ -97,9 +97,9 @@ def test_links_go_with_their_group(monkeypatch):
     class Team:
         group = Group()
 
-    monkeypatch.setattr(_pull, "_Link", Link)
+    monkeypatch.setattr(pulling, "_Link", Link)
     device = torch.device("cpu")
-    assert _pull._link_of(Team, device) is _pull._link_of(Team, device)
+    assert pulling._link_of(Team, device) is pulling._link_of(Team, device)
     (link,) = made
     assert link() is not None
     del Team.group

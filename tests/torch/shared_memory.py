@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric
 
-from tilemoe import _pull
+from tilemoe.distributed import pull as pulling
 
 
 class Handle:
@@ -67,6 +67,6 @@ def begin(folder, rank):
         (torch.cuda, "stream", contextlib.nullcontext),
         (torch.cuda, "synchronize", lambda device=None: None),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
-        (_pull.Pull, "_transport", lambda pull, like: _pull._link_of(pull.team, like.device)),
+        (pulling.Pull, "_transport", lambda pull, like: pulling._link_of(pull.team, like.device)),
     ):
         mock.patch.object(where, name, what).start()

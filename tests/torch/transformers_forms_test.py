@@ -17,7 +17,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from checks import refused
 import tilemoe.transformers
-from tilemoe import _transformers_forms, _transformers_loop
+from tilemoe.integrations import transformers_forms, transformers_loop
 from transformers_support import (
     E, assert_same, build, d, decorated_classes, fill, n, problem, relative_error, run, run_eager,
 )  # fmt: skip
@@ -187,7 +187,7 @@ def test_the_own_forward_of_every_class_is_compared(cls):
         assert cls.__name__ in REFUSED_CLASSES
         print(refusal)
         return
-    between = _transformers_forms.between(form)
+    between = transformers_forms.between(form)
     first = "gate_up_proj" if module.has_gate else "up_proj"
     for sizes in [(E, d, n), (16, 16, 16), (16, 32, 16), (32, 32, 16)]:
         names = ("num_experts",), ("hidden_dim", "hidden_size"), ("intermediate_dim", "expert_dim")
@@ -201,9 +201,9 @@ def test_the_own_forward_of_every_class_is_compared(cls):
         for name, (experts, rows, columns) in shapes.items():
             shape = (experts, columns, rows) if module.is_transposed else (experts, rows, columns)
             setattr(module, name, torch.nn.Parameter(torch.empty(shape, device="meta")))
-        error = _transformers_loop.difference(module, between)
+        error = transformers_loop.difference(module, between)
         assert error <= 1e-5, (sizes, error)
-        assert _transformers_loop.difference(module, lambda H: 1.01 * between(H)) >= 5e-3
+        assert transformers_loop.difference(module, lambda H: 1.01 * between(H)) >= 5e-3
 
 
 class Doubled(torch.nn.Module):
@@ -362,7 +362,7 @@ def test_weights_on_two_devices_are_refused_by_name():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tilemoe._library, "_no_cuda", None)
         with pytest.raises(NotImplementedError, match="gate_up_proj is on cpu, but its down_proj"):
-            _transformers_forms.refuse_weights(seen)
+            transformers_forms.refuse_weights(seen)
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["before its first use", "after it"])

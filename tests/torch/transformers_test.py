@@ -22,7 +22,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from checks import python, refused
 import tilemoe
 import tilemoe.transformers
-from tilemoe import _transformers_forms
+from tilemoe.integrations import transformers_forms
 from comparison import assert_close
 from transformers_support import (
     E, assert_same, build, decorated_classes, fill, problem, relative_error, run, run_eager, slips,
@@ -280,15 +280,15 @@ def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkey
     ):
         on_gpu = types.SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype)
         seen = types.SimpleNamespace(_parameters={"down_proj": on_gpu, "down_proj_bias": None})
-        monkeypatch.setattr(_transformers_forms, "autocast_dtype", lambda device: autocast)
+        monkeypatch.setattr(transformers_forms, "autocast_dtype", lambda device: autocast)
         if not is_refused:
-            _transformers_forms.refuse_weights(seen)
+            transformers_forms.refuse_weights(seen)
             continue
         with pytest.raises(NotImplementedError, match="its down_proj is .*float.*, expected"):
-            _transformers_forms.refuse_weights(seen)
+            transformers_forms.refuse_weights(seen)
     monkeypatch.setattr(tilemoe._library, "_no_cuda", "it was built without CUDA")
     with pytest.raises(NotImplementedError, match="on cuda:0, but it was built without CUDA"):
-        _transformers_forms.refuse_weights(seen)
+        transformers_forms.refuse_weights(seen)
 
 
 def test_a_changed_limit_or_activation_is_read_again():

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers.distributed.expert_parallel import AllReduceEP, EPImplementation
 
-from . import expert_parallel
-from ._team import Team
-from ._transformers_experts import computed, experts_forward
-from .routing import counts_of_ids
+from .. import expert_parallel
+from ..distributed.team import Team
+from ..routing import counts_of_ids
+from .transformers import computed, experts_forward
 
 
 class TileMoEEP(EPImplementation):

@@ -151,7 +151,7 @@ class OnMesh:
                 f"tilemoe: {name} is no DTensor on the expert mesh: under fully_shard call the "
                 "module that it wraps, and load state dicts by torch.distributed.checkpoint"
             )
-        from ._team import gradient_scaled
+        from .team import gradient_scaled
 
         return gradient_scaled(parameter.to_local(), self._factor)
 

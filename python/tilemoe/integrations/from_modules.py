@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import _library, _options
-from .functional import Activation
-from .module import MoE
-from .router import is_observed
-from .routing import Scoring
+from .. import _library, _parameters
+from ..module import MoE
+from ..options import Activation, Scoring
+from ..router import is_observed
 
 if TYPE_CHECKING:
-    from ._transformers_forms import Form
+    from .transformers_forms import Form
 
 
 class _Names(NamedTuple):
@@ -121,7 +120,7 @@ def from_modules(
     first = getattr(modules[0], names.up[0])
     d, dtype = first.in_features, first.weight.dtype
     n = getattr(modules[0], names.down).in_features
-    _options.check_dtypes(**{"experts.0.weight": dtype})
+    _parameters.check_dtypes(**{"experts.0.weight": dtype})
     state = _gate_state(gate, len(modules), d, first.weight.device)
     options.setdefault("router_dtype", None if gate.weight.dtype == dtype else gate.weight.dtype)
     layer = MoE(
@@ -302,7 +301,7 @@ def _form_of(module: nn.Module, names: _Names) -> Form:
     like = dict(__module__=type(module).__module__, is_concatenated=True)
     like["_apply_gate" if names.gated else "act_fn"] = staticmethod(forward)
     stand_in = type(type(module).__qualname__, (), like)()
-    from . import _transformers_forms as forms  # imports torch._dynamo, a second of import time
+    from . import transformers_forms as forms  # imports torch._dynamo, a second of import time
 
     evaluate = forms._form_of_gate if names.gated else forms._form_of_activation
     with ThreadPoolExecutor(1) as thread:  # to which none of the caller's modes apply

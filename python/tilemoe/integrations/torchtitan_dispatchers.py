@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import functional
-from .routing import narrowed_to_experts
+from .. import functional
+from ..routing import narrowed_to_experts
 
 Experts = Callable[..., Tensor]  # torchtitan.Computed, called with `routed`
 

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from . import _library, _rules
-from ._autocast import autocast_dtype
-from ._transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
+from .. import _library
+from .._autocast import autocast_dtype
+from .._layout import WIDTH_MULTIPLE
+from .transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
 
 CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
 FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated"}
@@ -122,11 +123,11 @@ def _refuse_unknown(module: torch.nn.Module) -> None:
 def _refuse_widths(module: torch.nn.Module) -> None:
     """Checks the widths of down_proj, (E, d, n) or (E, n, d)."""
     widths = module.down_proj.shape[-2:]
-    if any(width % _rules.WIDTH_MULTIPLE for width in widths):
+    if any(width % WIDTH_MULTIPLE for width in widths):
         raise _refusal(
             module,
             f"its widths are {widths[0]} and {widths[1]}, expected multiples of "
-            f"{_rules.WIDTH_MULTIPLE}",
+            f"{WIDTH_MULTIPLE}",
         )
 
 

@@ -8,8 +8,8 @@ from torch.distributed.tensor import DTensor
 from torchtitan.distributed.spmd_types import spmd_mesh_size
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts, ScaleBiasForward
 
-from ._distributed import local_bfloat16
-from ._torchtitan_experts import Computed
+from ..distributed.dtensor import local_bfloat16
+from .torchtitan import Computed
 
 
 class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _library, ops
-from ._team import Team
+from .. import _library, ops
+from .team import Team
 
 _ops = _library.operators
 

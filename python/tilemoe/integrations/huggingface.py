@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._entries import StateDict, partner_of, split_key
+from .._entries import StateDict, partner_of, split_key
 
 
 class _Family(NamedTuple):

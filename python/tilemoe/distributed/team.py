@@ -23,7 +23,7 @@ class Team:
 
     group: the ranks, in the order of their experts; t: this rank's tokens; rank_tokens: those of
     every rank, or their maximum, or None if each has as many as this one; chunks: the number of
-    chunks in which rows travel, limited to a rank's rows; pulls: rows are pulled (_pull.py)."""
+    chunks in which rows travel, limited to a rank's rows; pulls: rows are pulled (pull.py)."""
 
     def __init__(
         self,

@@ -1,0 +1,332 @@
+"""One call of the operators that compute the layer: what the public functions, the modules and the
+ranks of a group have in common."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _checks, _given_memory, _library, _travel, autograd, ops
+from ._layout import WEIGHTS, array_of, counters_of, offsets_of, rule_of
+from ._shapes import shape_text
+from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options
+from .routing import (
+    Aux,
+    Counter,
+    aux_of_pairs,
+    choose,
+    counts_of_ids,
+    route_rounded,
+    rows_of,
+    shaped_like,
+)
+
+_ops = _library.operators
+
+NO_K = "tilemoe: K is None, expected the number of experts to choose from the logits"
+
+
+class WeightGradients(NamedTuple):
+    """Memory for the gradients of weights; None if autograd shall return that gradient as usual.
+
+    Each has its weight's shape, its dtype or float32, and is aligned to 16 bytes. It shares memory
+    with no input and no other gradient, and requires no gradient itself."""
+
+    W1: Tensor | None = None
+    W1_up: Tensor | None = None
+    W2: Tensor | None = None
+    b1: Tensor | None = None
+    b1_up: Tensor | None = None
+    b2: Tensor | None = None
+
+
+class Layer(NamedTuple):
+    """The weights of a call, its options, and the memory for the weights' gradients."""
+
+    weights: list[Tensor | None]  # in the order of WEIGHTS
+    options: Options
+    weight_grad_out: WeightGradients | None = None
+
+
+def routed(
+    x: Tensor,
+    router: Tensor,
+    layer: Layer,
+    *,
+    ids: Tensor | None,
+    selection_bias: Tensor | None,
+    seed: Counter | None,
+    offset: Counter | None,
+    addend: Tensor | None,
+    return_aux: bool,
+    rounds: bool = True,
+) -> Any:
+    """x (..., d); logits (..., E), or with ids scores (..., K) -> O (..., d), with `return_aux`
+    also its Aux. rounds: False: without the rounding of the options."""
+    if type(x) not in _library.PLAIN or torch.compiler.is_compiling():  # nothing may fail there
+        _require_usual(x, router, ids)
+    try:
+        out, aux = _routed(
+            x, router, layer, ids, selection_bias, seed, offset, addend, return_aux, rounds
+        )
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        _require_usual(x, router, ids)
+        experts_in(layer.weights[0])
+        raise
+    out = shaped_like(out, x)
+    return (out, aux) if return_aux else out
+
+
+def _require_usual(x: Any, router: Any, ids: Any) -> None:
+    """Raises an error that names the argument that is no tensor that a kernel reads, or that is on
+    another device than x. torch's errors do not. Called after an error: in every call it would cost
+    host time."""
+    _library.require_device(x, "x")
+    together = {"logits": router} if ids is None else {"scores": router, "ids": ids}
+    _library.require_together(x, "x", **together)
+
+
+def _routed(x, router, layer, ids, selection_bias, seed, offset, addend, return_aux, rounds):
+    options, W1 = layer.options, layer.weights[0]
+    name, expected = ("logits", "(..., E)") if ids is None else ("scores", "(..., K)")
+    rows, router = rows_of(x, "x", "(..., d)"), rows_of(router, name, expected)
+    if addend is not None:
+        addend = shaped_as(addend, rows)
+    T, (E, _, _) = rows.shape[0], W1.shape
+    if ids is None:
+        check_shape(name, router, T, E)
+        if options.K is None:
+            raise ValueError(NO_K)
+        if options.rounding is not None and rounds:
+            return _rounded(rows, router, layer, addend, selection_bias, return_aux, seed, offset)
+        if options.capacity is None:
+            return _top_k(rows, router, layer, addend, selection_bias, return_aux)
+        router, ids, _ = choose(router, options, selection_bias)
+    else:
+        ids = rows_of(ids, "ids", expected)
+        check_shape("ids", ids, T, ids.shape[1])
+        check_shape("scores", router, T, ids.shape[1])
+    how = addend, options.capacity, options.on_overflow, return_aux
+    return of_ids(rows, router, ids, E, layer, *how)
+
+
+def _top_k(x, logits, layer, addend, selection_bias, return_aux):
+    options = layer.options
+    if options.n_group != 1 or options.topk_group != 1:
+        _checks.groups(options, logits.shape[1], options.K)
+    how = (options.numbers, options.reals)
+    found = run(_ops.moe.default, x, logits, selection_bias, layer, addend, (), *how, return_aux)
+    if not return_aux:
+        return found, None
+    out, routing, counts = found
+    return out, aux_of_top_k(routing, counts)
+
+
+def aux_of_top_k(routing: Tensor, counts: Tensor) -> Aux:
+    """The Aux of K experts for every token, and a row for each."""
+    counters = counters_of(routing)
+    dropped, added, without, overflow = torch.zeros_like(counters).unbind()
+    return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow)
+
+
+def _rounded(x, logits, layer, addend, selection_bias, return_aux, seed, offset):
+    """The same with token rounding; the counts are those before rounding."""
+    refuse_bias(selection_bias)
+    (T, E), K = logits.shape, layer.options.K
+    routing, capacity, counts = route_rounded(logits, layer.options, seed, offset)
+    # Over the chosen experts both softmaxes are equal; an added pair's score is from the second.
+    rule = rule_of(ROUNDED, K, SCORINGS.index("softmax_renormalized"))
+    out = of_routing(x, logits, routing, layer, addend, capacity, rule)
+    if not return_aux:
+        return out, None
+    dropped = counters_of(routing)[3].clone()
+    added = offsets_of(routing, E)[E] - T * K + dropped
+    token_offsets = array_of("token_offsets", routing, ROUNDED, T, E, capacity)
+    without = (token_offsets.diff() == 0).sum(dtype=torch.int32)
+    none = torch.zeros_like(dropped)
+    return out, Aux(counts, dropped, added, none, without, torch.zeros_like(none))
+
+
+# ---------------------------------------------------------------- given experts
+
+
+def chunks_of(ids, E, routing, cuts):
+    """The Chunks of a routing: an expert's rows are in the order of their tokens, and pairs
+    past the capacity have no row."""
+    offsets = offsets_of(routing, E)
+    counts = [counts_of_ids(ids[begin:end], E) for begin, end in zip(cuts, cuts[1:])]
+    ends = offsets[:-1] + torch.stack(counts).cumsum(0, dtype=torch.int32)
+    return _travel.Chunks(torch.cat([offsets[None, :-1], ends.minimum(offsets[1:])]), cuts)
+
+
+def of_ids(
+    x: Tensor,
+    scores: Tensor,
+    ids: Tensor,
+    E: int,
+    layer: Layer,
+    addend: Tensor | None,
+    capacity: int | None,
+    on_overflow: OnOverflow,
+    return_aux: bool,
+    comm: _travel.Comm | None = None,
+    cuts: list[int] | None = None,
+) -> tuple[Tensor, Aux | None]:
+    """O (T, d) of ids and scores (T, K), and its Aux or None. comm: see `run`; cuts: the first
+    token of each chunk in which it travels."""
+    (T, K), pairs = ids.shape, ids.numel()
+    rows = pairs if capacity is None else min(capacity, pairs)
+    routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, scores.detach(), E, rows)
+    if comm is not None and cuts is not None:
+        comm = comm._replace(chunks=chunks_of(ids, E, routing, cuts))
+    rule = rule_of(TOP_K, K, SCORES_GIVEN)
+    out = of_routing(x, scores, routing, layer, addend, rows, rule, comm)
+    if rows != pairs and on_overflow == "nan":
+        out = _spoilt(out, counters_of(routing)[0] > 0)
+    if not return_aux:
+        return out, None
+    counts = counts_of_ids(ids, E) if rows != pairs else None
+    return out, aux_of_pairs(routing, E, T, rows, counts)
+
+
+class _Spoilt(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out, is_spoilt):
+        ctx.mark_dirty(out)
+        return out.masked_fill_(is_spoilt, torch.nan)
+
+    @staticmethod
+    def backward(ctx, dO):
+        return dO, None
+
+
+def _spoilt(out, is_spoilt):
+    """out, to which the caller has the only reference, or NaN in its place if is_spoilt ()."""
+    if torch.compiler.is_compiling():
+        return out.masked_fill(is_spoilt, torch.nan)
+    if not (torch.is_grad_enabled() and out.requires_grad):
+        return out.masked_fill_(is_spoilt, torch.nan)
+    return _Spoilt.apply(out, is_spoilt)
+
+
+# ---------------------------------------------------------------- the operators
+
+
+def of_routing(
+    x: Tensor,
+    router: Tensor | None,
+    routing: Tensor,
+    layer: Layer,
+    addend: Tensor | None,
+    capacity: int,
+    rule: list[int],
+    comm: _travel.Comm | None = None,
+) -> Tensor:
+    """O (T, d) of a routing that was built."""
+    numbers = [*rule, *layer.options.numbers[len(RULE) :]]
+    reals = list(layer.options.reals)
+    reals[At.ROUTED_SCALING_FACTOR] = 1.0  # the scores of the routing have it already
+    op = _ops.experts.default
+    return run(op, x, router, routing, layer, addend, (capacity,), numbers, reals, comm=comm)
+
+
+def run(
+    op, x, router, third, layer, addend, capacity, numbers, reals, more=False, comm=None
+) -> Any:
+    """Calls `moe` or `experts`, whose third argument is `third`, with a capacity or none. Returns
+    O, and with `more` the operator's other outputs except H, which autograd keeps. `comm`: an
+    _travel.Comm, through which backward gets x."""
+    weights, given = layer.weights, layer.weight_grad_out
+    try:
+        device_type = x.device.type
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+            x, addend = _cast(x, dtype), _cast(addend, dtype)
+            weights = [_cast(weight, dtype) for weight in weights]
+        if type(x) not in _library.PLAIN:
+            _library.require_dtype(x)
+        rest = (*capacity, numbers, reals)
+        if given is not None:
+            _check_given(given, layer.weights, x, router, addend)
+        if not torch.is_grad_enabled():
+            if comm is not None and comm.chunks is not None:
+                return autograd.forward_in_chunks(x, third, weights, *rest, False, comm)[0]
+            args = (x, router, third, weights, addend, *rest, False, False)
+            found = ops.call_undifferentiated(op, *args)
+            return (found[0], *found[2:]) if more else found[0]
+        tensors, overwrite_H = (x, router, *weights, addend), layer.options.overwrite_H
+        if given is None and (
+            torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        ):
+            keep_H = any(t is not None and t.requires_grad for t in tensors[:-1])
+            args = (x, router, third, weights, addend, *rest, keep_H, bool(overwrite_H))
+            found = ops.call(op, *args)
+            return (found[0], *found[2:]) if more else found[0]
+        accumulate = given is not None and layer.options.accumulate
+        return autograd.differentiated(
+            op, tensors, third, rest, overwrite_H, more, given, accumulate, comm
+        )
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        _library.require_dtype(x)
+        require_weights(layer.weights, addend)
+        raise
+
+
+def _check_given(given, weights, x, router, addend):
+    ops.refuse_transforms()
+    if not isinstance(given, WeightGradients):
+        kind = _library.class_of(given)
+        raise TypeError(f"tilemoe: weight_grad_out is a {kind}, expected a tilemoe.WeightGradients")
+    others = {"x": x, "the logits or scores": router, "addend": addend}
+    _given_memory.check(given, weights, x.dtype, others)
+
+
+def _cast(tensor, dtype):
+    if tensor is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
+
+
+# ---------------------------------------------------------------- checks of tensors
+
+
+def require_weights(weights: list[Tensor | None], addend: Tensor | None) -> None:
+    """Raises an error that names the argument that is no tensor, or one that no kernel reads;
+    torch's errors do not. Called only after an error: in every call it would cost host time."""
+    for name, tensor in zip((*WEIGHTS, "addend"), (*weights, addend)):
+        if tensor is not None:
+            _library.require_weight(tensor, name)
+
+
+def experts_in(W1: Any) -> int:
+    """E of W1, whose other sizes the operators check."""
+    _library.require_weight(W1, "W1")
+    if W1.dim() != 3:
+        raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")
+    return W1.shape[0]
+
+
+def shaped_as(addend: Tensor, rows: Tensor) -> Tensor:
+    _library.require_tensor(addend, "addend")
+    if addend.numel() != rows.numel():
+        raise ValueError(
+            f"tilemoe: addend has shape {shape_text(addend.shape)}, expected that of x, as rows "
+            f"{shape_text(rows.shape)}"
+        )
+    return addend.reshape(rows.shape)
+
+
+def refuse_bias(selection_bias: Tensor | None) -> None:
+    """Rejects a selection bias with token rounding, which requires a softmax."""
+    if selection_bias is not None:
+        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings support it")
+
+
+def check_shape(name: str, tensor: Tensor, *shape: int) -> None:
+    if tensor.shape != shape:
+        raise ValueError(
+            f"tilemoe: {name} has shape {shape_text(tensor.shape)}, expected "
+            f"{shape_text(shape)} for this x and these weights"
+        )

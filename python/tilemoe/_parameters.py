@@ -1,0 +1,70 @@
+"""Checks of the sizes and dtypes of a module's parameters, and of its losses; each error names the
+argument that does not fit."""
+
+import torch
+
+from . import _checks
+from ._layout import WIDTH_MULTIPLE
+
+
+def size_of(letter: str, by_letter: int | None, name: str, by_name: int | None) -> int:
+    """The size, given by its letter or by its name."""
+    if (by_letter is None) == (by_name is None):
+        seen = "neither is" if by_name is None else "both are"
+        raise TypeError(f"tilemoe: MoE requires {letter} or {name}, but {seen} given")
+    size = by_letter if by_letter is not None else by_name
+    _checks.integer(letter if by_letter is not None else name, size)
+    assert size is not None
+    return size
+
+
+def check_sizes(d: int, n: int, E: int, K: int, shared: int | None) -> None:
+    if not 1 <= K <= E:
+        raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+    widths = {"d": d, "n": n}
+    if shared:
+        _checks.integer("shared_intermediate_size", shared)
+        widths["shared_intermediate_size"] = shared
+    for name, width in widths.items():
+        if width < 1 or width % WIDTH_MULTIPLE:
+            raise ValueError(
+                f"tilemoe: {name} is {width}, expected a positive multiple of "
+                f"{WIDTH_MULTIPLE}"
+            )
+
+
+def check_dtypes(**dtypes: torch.dtype | None) -> None:
+    for name, dtype in dtypes.items():
+        if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"tilemoe: {name} is {dtype}, expected float32, bfloat16 or float16")
+
+
+def check_default_dtype(device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
+    """Rejects float32 parameters on a GPU unless the caller chose float32: there forward supports
+    them only if something casts them first."""
+    if dtype is not None or torch.get_default_dtype() != torch.float32:
+        return
+    where = torch.get_default_device() if device is None else torch.device(device)
+    if where.type == "cuda":
+        raise ValueError(
+            f"tilemoe: dtype is None, so the parameters on {where} would be float32, but tilemoe "
+            "on a GPU computes in bfloat16 and float16: pass dtype=torch.bfloat16, or "
+            "dtype=torch.float32 for parameters that FSDP's MixedPrecisionPolicy or torch.autocast "
+            "casts"
+        )
+
+
+def check_losses(return_aux: bool, balance_coefficient: float, z_coefficient: float) -> None:
+    if not return_aux and (balance_coefficient or z_coefficient):
+        raise ValueError(
+            f"tilemoe: balance_coefficient is {balance_coefficient} and z_coefficient "
+            f"{z_coefficient}, but return_aux=False returns no aux.loss: pass return_aux=True and "
+            "add aux.loss to the loss of the task"
+        )
+
+
+def check_selection_bias(scoring: str) -> None:
+    if scoring not in _checks.SIGMOIDS:
+        raise ValueError(
+            f"tilemoe: scoring is {scoring!r}, but only sigmoid scorings support a selection bias"
+        )

@@ -1,0 +1,1 @@
+"""The layer in the place of other libraries' experts, and their checkpoints."""

@@ -1,0 +1,139 @@
+"""Experts of transformers, computed by TileMoE; `tilemoe.transformers` is the public module."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from .. import functional
+from ..routing import narrowed_to_experts
+from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
+
+
+def register(name: str = "tilemoe") -> None:
+    """Add TileMoE to transformers' experts implementations, and from transformers 5.23 on to its
+    implementations of expert parallelism. Nothing else is changed.
+
+    Afterwards `experts_implementation=name` in `from_pretrained` or `from_config`, or
+    `model.set_experts_implementation(name)`, selects it, and `ep_implementation=name` of a
+    `DistributedConfig` selects its expert parallelism.
+    """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
+    except ImportError as error:
+        raise ImportError("tilemoe.transformers needs transformers 5.17 or newer") from error
+    if "is_concatenated" not in inspect.signature(use_experts_implementation).parameters:
+        import transformers
+
+        raise ImportError(
+            "tilemoe.transformers needs transformers 5.17 or newer, but transformers is "
+            + transformers.__version__
+        )
+    ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+    try:
+        from transformers.distributed.expert_parallel import EPImplementationInterface
+    except ImportError:
+        return
+    from .transformers_expert_parallel import TileMoEEP
+
+    EPImplementationInterface.register(name, TileMoEEP)
+
+
+def prepare(model: torch.nn.Module) -> dict[str, Form]:
+    """Find the form of every experts module of `model`, before the first forward.
+
+    Forward does the same at its first call. Call prepare() to get an error early, or to compile the
+    model with `fullgraph=True` before it has run: a form is found outside a graph and is a constant
+    in the graph. Call it under the torch.autocast that the model will run under, since that decides
+    the dtype.
+
+    Args:
+        model: a model of transformers, or an experts module.
+
+    Returns:
+        The form of each experts module, by the module's name. If it is empty, a warning says why
+        TileMoE computes nothing of the model.
+
+    Raises:
+        NotImplementedError: an experts module computes something else than TileMoE, or a weight has
+            a dtype, width or device that no kernel supports. The message names the class and what
+            is not supported.
+    """
+    forms = {}
+    for name, module in model.named_modules():
+        if hasattr(module, "is_concatenated") and hasattr(module, "has_gate"):
+            refuse_quantized(module)
+            forms[name] = form_of(module)
+            refuse_weights(module)
+    if not forms:
+        warnings.warn(_why_none(model), stacklevel=2)
+    return forms
+
+
+def _why_none(model: torch.nn.Module) -> str:
+    why = f"TileMoE computes nothing of this {type(model).__qualname__}: "
+    for name, module in model.named_modules():
+        cls, last = type(module).__qualname__, name.rpartition(".")[2]
+        if "Experts" not in cls and last != "experts":
+            continue
+        reason = "is not decorated with transformers.integrations.use_experts_implementation"
+        if cls.startswith("FP8"):
+            reason = "has implementations of its own, which TileMoE does not replace"
+        return f"{why}{name or 'it'} is a {cls}, which {reason}"
+    return why + "it has no experts module"
+
+
+# ---------------------------------------------------------------- forward
+
+
+def experts_forward(
+    self: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """hidden_states (T, d), top_k_index (T, K), top_k_weights (T, K) -> (T, d).
+
+    An id outside [0, E), which expert parallelism passes for experts of other ranks, adds nothing
+    to the output and gets no gradient.
+    """
+    here = narrowed_to_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
+    return computed(functional.moe, self, hidden_states, *here)
+
+
+def computed(
+    moe: Callable,
+    experts: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    **options,
+) -> torch.Tensor:
+    """Calls `moe` (tilemoe.moe or tilemoe.expert_parallel.moe) with the tokens, the module's
+    weights and the options."""
+    refuse_quantized(experts)
+    form = form_of(experts)
+    first = "gate_up_proj" if experts.has_gate else "up_proj"
+    W1, W2 = getattr(experts, first), experts.down_proj
+    b1, b2 = None, None
+    if experts.has_bias:
+        b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
+    if experts.is_transposed:
+        W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
+    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
+        b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
+    # A norm in float32 may precede experts in 16 bits; the weights' type decides, and the result
+    # has the caller's type.
+    out = moe(
+        hidden_states.to(W1.dtype),
+        top_k_weights.float(),
+        W1,
+        W2,
+        ids=top_k_index,
+        b1=b1,
+        b2=b2,
+        **form._asdict(),
+        **options,
+    )
+    return out.to(hidden_states.dtype)
