@@ -56,7 +56,7 @@ uint64_t device_queries_of(const auto& call) {
   return Machine::instance().device_queries() - before;
 }
 
-TEST(Plan, CallsAskForTheirDeviceOnce) {
+TEST(Plan, CallsReadTheirDeviceOnce) {
   simulate("sm90");
   const verify::Inputs inputs = inputs_of("biases/bfloat16");
   verify::Problem problem(inputs, verify::cuda_memory());
