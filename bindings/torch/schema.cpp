@@ -1,5 +1,8 @@
 // The operators' names and arguments, once for all devices. Python registers fake kernels and
 // autograd (python/tilemoe/ops.py).
+#include <string>
+#include <vector>
+
 #include "namespace.h"
 #include "tilemoe/tilemoe.h"
 
@@ -7,6 +10,14 @@ namespace {
 
 int64_t version() {
   return TILEMOE_VERSION_NUMBER;
+}
+
+std::vector<std::string> activation_formulas() {
+  return {
+#define TILEMOE_ACTIVATION(name, NAME, Name, gated, formula) formula,
+#include "tilemoe/activations.inc"
+#undef TILEMOE_ACTIVATION
+  };
 }
 
 }  // namespace
@@ -27,6 +38,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // 10000 * major + 100 * minor + patch
   m.def("version() -> int");
+  // By their numbers, as tilemoe/activations.inc states them.
+  m.def("activation_formulas() -> str[]");
   // Settings of the process or a device, without a tensor: only the library with the CUDA backend
   // implements them.
   m.def("set_ctas_per_sm(int count) -> ()");
@@ -139,4 +152,5 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
 TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m) {
   m.impl("version", TORCH_BOX(&version));
+  m.impl("activation_formulas", TORCH_BOX(&activation_formulas));
 }

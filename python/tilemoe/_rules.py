@@ -29,7 +29,6 @@ Activation = Literal[  # by their numbers
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
-_GATED = tuple(map(ACTIVATIONS.index, ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")))
 _SPLIT = GATE_LAYOUTS.index("split")
 
 
@@ -94,7 +93,8 @@ def check_factor(routed_scaling_factor):
 
 
 def is_gated(activation):
-    return activation in _GATED
+    """Whether the activation of this number is a gated linear unit, as its name says."""
+    return "glu" in ACTIVATIONS[activation]
 
 
 def h_width(activation, n):

@@ -164,8 +164,8 @@ def moe(
         ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
         W1_up, b1_up: the up rows and their biases, if `gate_layout` is "split".
         b1, b2: biases of the first and the second GEMM.
-        activation: gated, "swiglu", "geglu", "geglu_tanh", "reglu" or "glu"; not gated, "silu",
-            "gelu", "gelu_tanh", "relu", "relu_squared" or "identity".
+        activation: an `Activation`, which is gated if its name contains "glu"; the formula of each
+            is in include/tilemoe/activations.inc.
         gate_layout: where W1's gate and up rows are: "concatenated", "interleaved" or "split".
         clamp, alpha, up_shift: gpt-oss's form of swiglu; 0: plain swiglu.
         scoring: the scores of chosen experts, see `top_k`.

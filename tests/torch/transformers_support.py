@@ -182,5 +182,5 @@ def slips(real, module):
 def _another_activation(arguments):
     if arguments["alpha"] or arguments["clamp"]:
         return {"clamp": 0.0, "alpha": 0.0, "up_shift": 0.0}
-    others = {"swiglu": "geglu", "geglu_tanh": "swiglu", "relu_squared": "relu"}
-    return {"activation": others[arguments["activation"]]}
+    others = {"swiglu": "geglu", "relu_squared": "relu"}
+    return {"activation": others.get(arguments["activation"], "swiglu")}
