@@ -93,6 +93,10 @@ def _written_out(module: torch.nn.Module) -> list[Callable]:
     even if _apply_gate has been replaced."""
     if not module.has_gate or not hasattr(module, "act_fn"):
         return []
+    try:
+        module.act_fn(torch.zeros(1, dtype=torch.float64))
+    except TypeError:  # a function of gate and up, for which the class has a gate of its own
+        return []
     return [_of_columns(lambda gate, up: module.act_fn(gate) * up, module.is_concatenated)]
 
 

@@ -5,7 +5,6 @@ compare them.
 """
 
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,28 +24,11 @@ import tilemoe.transformers
 from tilemoe import _transformers_forms
 from comparison import assert_close
 from transformers_support import (
-    E, assert_same, build, decorated_classes, fill, problem, relative_error, run, run_eager, slips,
+    E, OF_CLASSES, PAGE, assert_same, between, build, decorated_classes, fill, problem,
+    refused_classes, relative_error, run, run_eager, slips,
 )  # fmt: skip
 
-PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
-OF_CLASSES = "classes of " + transformers.__version__.rpartition(".")[0]
 CLASSES = decorated_classes()
-
-
-def between(page, name):
-    start, end = f"<!-- {name}: written by tests/torch/transformers_test.py -->\n", "\n<!-- end -->"
-    before, _, rest = page.partition(start)
-    table, _, after = rest.partition(end)
-    return before + start, table, end + after
-
-
-def refused_classes():
-    """The classes that the page's table says are refused."""
-    _, table, _ = between(PAGE.read_text(), OF_CLASSES)
-    rows = [line.split("|") for line in table.splitlines() if "| refused: " in line]
-    return {name for row in rows for name in row[4].strip().split(", ")}
-
-
 REFUSED_CLASSES = refused_classes()
 each_class = pytest.mark.parametrize(
     "cls",
