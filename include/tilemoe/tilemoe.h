@@ -481,6 +481,7 @@ typedef enum tilemoe_activation TILEMOE_INT {
   TILEMOE_RELU_SQUARED = 8,
   TILEMOE_IDENTITY = 9,
   TILEMOE_GLU = 10,
+  TILEMOE_SITU_GLU = 11,
 } tilemoe_activation;
 /* 1 if W1 has gate and up rows; 0 if not, and for a number that is no activation. */
 TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);

@@ -24,7 +24,7 @@ SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 ROUNDINGS = ("nearest", "up", "down", "stochastic", "balanced")
 Activation = Literal[  # by their numbers
     "swiglu", "geglu", "geglu_tanh", "reglu",
-    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu",
+    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu", "situ_glu",
 ]  # fmt: skip
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 GATE_LAYOUTS = ("concatenated", "interleaved", "split")
