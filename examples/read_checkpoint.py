@@ -4,11 +4,14 @@
     read_checkpoint.py runs/1/step-00001000.safetensors "The text to continue"
 
 prints what the file holds and which bytes the model expects next. The whole model is below; its
-rows of weights meet a token as `x @ W.T`.
+rows of weights meet a token as `x @ W.T`. The formulas of the activations are the library's list,
+include/tilemoe/activations.inc.
 """
 
 import json
 import math
+import pathlib
+import re
 import sys
 
 import numpy as np
@@ -51,9 +54,18 @@ def silu(z):
     return z * sigmoid(z)
 
 
-GATED = {"swiglu": silu, "geglu": gelu, "geglu-tanh": gelu_tanh, "reglu": relu, "glu": sigmoid}
-PLAIN = {"silu": silu, "gelu": gelu, "gelu-tanh": gelu_tanh, "relu": relu,
-         "relu-squared": lambda z: relu(z) ** 2, "identity": lambda z: z}
+FUNCTIONS = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "relu": relu, "sigmoid": sigmoid,
+             "tanh": np.tanh}
+LIST = pathlib.Path(__file__).resolve().parents[1] / "include/tilemoe/activations.inc"
+
+
+def activation(name):
+    """Whether the activation is gated, and its function of gate and up, or of h: its formula in the
+    library's list."""
+    row = rf'^TILEMOE_ACTIVATION\({name.replace("-", "_")}, .* (true|false), +"(.*)"\)$'
+    gated, formula = re.search(row, LIST.read_text(), re.MULTILINE).groups()
+    arguments = "gate, up" if gated == "true" else "h"
+    return gated == "true", eval(f"lambda {arguments}: {formula}", dict(FUNCTIONS))
 
 
 def rms_norm(x, gain):  # (T, d), (d)
@@ -108,12 +120,11 @@ def choose(logits, config, selection_bias):
     return ids, chosen / chosen.sum(axis=1, keepdims=True)
 
 
-def expert(v, w1, w2, activation):  # (rows, d), (2n or n, d), (d, n)
+def expert(v, w1, w2, name):  # (rows, d), (2n or n, d), (d, n)
     h = v @ w1.T
-    if activation in GATED:
-        gate, up = np.split(h, 2, axis=1)
-        return (GATED[activation](gate) * up) @ w2.T
-    return PLAIN[activation](h) @ w2.T
+    gated, function = activation(name)
+    a = function(*np.split(h, 2, axis=1)) if gated else function(h)
+    return a @ w2.T
 
 
 def mixture(v, weights, name, config):  # (T, d)

@@ -68,6 +68,12 @@ Value<Real> relu_squared(Real x) {
   return x > 0 ? Value<Real>{x * x, 2 * x} : Value<Real>{0, 0};
 }
 
+// cap tanh(x / cap)
+template <class Real>
+Value<Real> softcap(Real cap, Real x) {
+  return {cap * std::tanh(x / cap), 1 / (std::cosh(x / cap) * std::cosh(x / cap))};
+}
+
 }  // namespace formula
 
 // gate * sigmoid(alpha gate) * (up + up_shift) of clamped gate and up. As in torch.clamp, the
@@ -82,6 +88,15 @@ ActivationValue<Real> swiglu(const Case& c, Real gate, Real up) {
   const formula::Value<Real> value = formula::silu(gate, alpha);
   up += static_cast<Real>(c.up_shift);
   return {value.f * up, gate_passes ? value.derivative * up : 0, up_passes ? value.f : 0};
+}
+
+// 4 tanh(gate / 4) sigmoid(gate) 25 tanh(up / 25)
+template <class Real>
+ActivationValue<Real> situ_glu(Real gate, Real up) {
+  const auto g = formula::softcap<Real>(4, gate), u = formula::softcap<Real>(25, up);
+  const auto s = formula::logistic(gate);
+  const Real slope = g.derivative * s.f + g.f * s.derivative;
+  return {g.f * s.f * u.f, slope * u.f, g.f * s.f * u.derivative};
 }
 
 // `up` is not read if the activation has no gate.
@@ -105,6 +120,7 @@ ActivationValue<Real> activate(const Case& c, Real gate, Real up) {
     case Activation::kReLUSquared: return plain(formula::relu_squared(gate));
     case Activation::kIdentity: return plain({gate, 1});
     case Activation::kGLU: return gated(formula::logistic(gate));
+    case Activation::kSiTUGLU: return situ_glu(gate, up);
   }
   return {};
 }

@@ -47,6 +47,14 @@ std::tuple<Names, std::vector<int64_t>, std::vector<int64_t>> routing_layout(int
   return {names, sizes, more};
 }
 
+std::vector<std::string> activation_formulas() {
+  return {
+#define TILEMOE_ACTIVATION(name, NAME, Name, gated, formula) formula,
+#include "tilemoe/activations.inc"
+#undef TILEMOE_ACTIVATION
+  };
+}
+
 }  // namespace
 
 // packing.h has the order of the lists `weights`, `gradients`, `rule`, `numbers` and `reals`.
@@ -69,6 +77,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def("option_names() -> (str[] rule, str[] numbers, str[] reals)");
   // The arrays of a routing of this kind as tilemoe_routing_layout returns them.
   m.def("routing_layout(int kind) -> (str[] names, int[] sizes, int[] more)");
+  // By their numbers, as tilemoe/activations.inc states them.
+  m.def("activation_formulas() -> str[]");
   // Settings of the process or a device, without a tensor: only the library with the CUDA backend
   // implements them.
   m.def("set_ctas_per_sm(int count) -> ()");
@@ -183,4 +193,5 @@ TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CompositeExplicitAutograd, m
   m.impl("version", TORCH_BOX(&version));
   m.impl("option_names", TORCH_BOX(&option_names));
   m.impl("routing_layout", TORCH_BOX(&routing_layout));
+  m.impl("activation_formulas", TORCH_BOX(&activation_formulas));
 }

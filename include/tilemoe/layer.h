@@ -8,17 +8,9 @@
 namespace tilemoe {
 
 enum class Activation : int {
-  kSwiGLU = TILEMOE_SWIGLU,
-  kGeGLU = TILEMOE_GEGLU,
-  kGeGLUTanh = TILEMOE_GEGLU_TANH,
-  kReGLU = TILEMOE_REGLU,
-  kSiLU = TILEMOE_SILU,
-  kGELU = TILEMOE_GELU,
-  kGELUTanh = TILEMOE_GELU_TANH,
-  kReLU = TILEMOE_RELU,
-  kReLUSquared = TILEMOE_RELU_SQUARED,
-  kIdentity = TILEMOE_IDENTITY,
-  kGLU = TILEMOE_GLU,
+#define TILEMOE_ACTIVATION(name, NAME, Name, gated, formula) k##Name = TILEMOE_##NAME,
+#include "tilemoe/activations.inc"
+#undef TILEMOE_ACTIVATION
 };
 
 enum class GateLayout : int {

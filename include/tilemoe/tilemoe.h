@@ -489,19 +489,22 @@ TILEMOE_API tilemoe_status tilemoe_sum_rows(const tilemoe_sum_rows_args* args);
 
 /* ---------------------------------------------------------------- layer */
 
-/* New kinds are appended, gated or not: call tilemoe_activation_gated, do not use the order. */
+/* activations.inc lists them with their formulas. W1 is (E, 2n, d) if the activation is gated, and
+   (E, n, d) if it is not. New kinds are appended, gated or not: call tilemoe_activation_gated, do
+   not use the order. */
 typedef enum tilemoe_activation TILEMOE_INT {
-  TILEMOE_SWIGLU = 0,     /* gated: silu(gate) * up */
-  TILEMOE_GEGLU = 1,      /* gated: gelu(gate) * up, erf form */
-  TILEMOE_GEGLU_TANH = 2, /* gated: gelu(gate) * up, tanh form */
-  TILEMOE_REGLU = 3,      /* gated: relu(gate) * up */
-  TILEMOE_SILU = 4,       /* not gated, as the five below: W1 is (E, n, d) */
-  TILEMOE_GELU = 5,       /* erf form */
-  TILEMOE_GELU_TANH = 6,  /* tanh form */
+  TILEMOE_SWIGLU = 0,
+  TILEMOE_GEGLU = 1,
+  TILEMOE_GEGLU_TANH = 2,
+  TILEMOE_REGLU = 3,
+  TILEMOE_SILU = 4,
+  TILEMOE_GELU = 5,
+  TILEMOE_GELU_TANH = 6,
   TILEMOE_RELU = 7,
-  TILEMOE_RELU_SQUARED = 8, /* relu(h)^2 */
+  TILEMOE_RELU_SQUARED = 8,
   TILEMOE_IDENTITY = 9,
-  TILEMOE_GLU = 10 /* gated: sigmoid(gate) * up */
+  TILEMOE_GLU = 10,
+  TILEMOE_SITU_GLU = 11,
 } tilemoe_activation;
 /* 1 if W1 has gate and up rows; 0 if not, and for a number that is no activation. */
 TILEMOE_API int tilemoe_activation_gated(tilemoe_activation activation);

@@ -1,9 +1,9 @@
 """The options of the layer: name, default, meaning, check, and place in what operators take. This
 module imports no torch.
 
-`Options` has each option once. A function takes those of its TypedDict below, makes one Options of
-them, and passes that object on (_signatures.py); its signature and its docstring show them with the
-defaults and texts of `Options`. `python -m tilemoe.options` prints the table of docs/pytorch.md.
+`Options` has each option once. A function takes those of its TypedDict below and makes one Options
+of them (_signatures.py); its signature and docstring show their defaults and texts. `python -m
+tilemoe.options` prints the table of docs/pytorch.md.
 
 An option that operators read has a place in RULE, NUMBERS or REALS, which are in the order of the
 fields; bindings/torch/options.inc is the same order in C++."""
@@ -18,7 +18,7 @@ from . import _checks
 
 Activation = Literal[  # by their numbers in tilemoe.h, as all literals that operators read
     "swiglu", "geglu", "geglu_tanh", "reglu",
-    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu",
+    "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu", "situ_glu",
 ]  # fmt: skip
 GateLayout = Literal["concatenated", "interleaved", "split"]
 Scoring = Literal[
@@ -32,7 +32,7 @@ Chunks = Union[int, Literal["auto"]]
 Dispatch = Literal["all_gather", "pull", "auto"]
 
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
-GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "glu")
+GATED = tuple(name for name in ACTIVATIONS if "glu" in name)  # gated linear units
 SCORINGS: tuple[str, ...] = get_args(Scoring)
 
 TOP_K, GENERAL, ROUNDED, GROUPED = range(4)  # kinds of routing, the first number of a rule
@@ -109,7 +109,8 @@ class Options:
     activation: Activation = option(
         "swiglu",
         f"""of the experts: gated, {_quoted(GATED)}; not gated,
-        {_quoted(tuple(name for name in ACTIVATIONS if name not in GATED))}.""",
+        {_quoted(tuple(name for name in ACTIVATIONS if name not in GATED))}; formulas:
+        include/tilemoe/activations.inc.""",
         pack="numbers",
     )
     gate_layout: GateLayout = option(

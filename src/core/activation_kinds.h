@@ -1,7 +1,8 @@
-// The properties of the activations, and the list of all activations that follows from them.
+// The properties of the activations, made of the list in tilemoe/activations.inc.
 #pragma once
 
 #include <array>
+#include <cstddef>
 
 #include "tilemoe/tilemoe.h"
 
@@ -12,21 +13,30 @@ struct ActivationKind {
   bool gated;
 };
 
+// By their numbers, which follow one another from 0.
+constexpr auto kActivationKinds = std::to_array<ActivationKind>({
+#define TILEMOE_ACTIVATION(name, NAME, Name, gated, formula) {#name, gated},
+#include "tilemoe/activations.inc"
+#undef TILEMOE_ACTIVATION
+});
+constexpr auto kActivations = std::to_array<tilemoe_activation>({
+#define TILEMOE_ACTIVATION(name, NAME, Name, gated, formula) TILEMOE_##NAME,
+#include "tilemoe/activations.inc"
+#undef TILEMOE_ACTIVATION
+});
+constexpr int kActivationCount = kActivations.size();
+
+constexpr bool numbers_follow_one_another() {
+  int number = 0;
+  for (tilemoe_activation activation : kActivations)
+    if (activation != number++) return false;
+  return true;
+}
+static_assert(numbers_follow_one_another(), "the list has another order than tilemoe_activation");
+
 constexpr ActivationKind activation_kind(tilemoe_activation activation) {
-  switch (activation) {
-    case TILEMOE_SWIGLU: return {.name = "swiglu", .gated = true};
-    case TILEMOE_GEGLU: return {.name = "geglu", .gated = true};
-    case TILEMOE_GEGLU_TANH: return {.name = "geglu_tanh", .gated = true};
-    case TILEMOE_REGLU: return {.name = "reglu", .gated = true};
-    case TILEMOE_SILU: return {.name = "silu", .gated = false};
-    case TILEMOE_GELU: return {.name = "gelu", .gated = false};
-    case TILEMOE_GELU_TANH: return {.name = "gelu_tanh", .gated = false};
-    case TILEMOE_RELU: return {.name = "relu", .gated = false};
-    case TILEMOE_RELU_SQUARED: return {.name = "relu_squared", .gated = false};
-    case TILEMOE_IDENTITY: return {.name = "identity", .gated = false};
-    case TILEMOE_GLU: return {.name = "glu", .gated = true};
-  }
-  return {.name = nullptr, .gated = false};
+  if (activation < 0 || activation >= kActivationCount) return {.name = nullptr, .gated = false};
+  return kActivationKinds[static_cast<size_t>(activation)];
 }
 
 // Plain SwiGLU: its sigmoid has no factor, and its columns are neither clamped nor shifted.
@@ -34,19 +44,5 @@ constexpr bool is_plain_swiglu(const tilemoe_experts& experts) {
   return experts.activation == TILEMOE_SWIGLU && experts.clamp == 0 && experts.alpha == 0 &&
          experts.up_shift == 0;
 }
-
-// Their numbers follow one another from 0.
-constexpr int kActivationCount = [] {
-  int count = 0;
-  while (activation_kind(static_cast<tilemoe_activation>(count)).name) ++count;
-  return count;
-}();
-
-constexpr auto kActivations = [] {
-  std::array<tilemoe_activation, kActivationCount> all{};
-  for (int i = 0; i < kActivationCount; ++i)
-    all[static_cast<size_t>(i)] = static_cast<tilemoe_activation>(i);
-  return all;
-}();
 
 }  // namespace tilemoe

@@ -236,6 +236,40 @@ struct ClampedSwiGLU {
   }
 };
 
+// Kimi K3's SiTU-GLU: A = 4 tanh(gate / 4) sigmoid(gate) 25 tanh(up / 25)
+struct SiTUGLU {
+  template <class D, class V>
+  HWY_INLINE V value(D d, V gate, V up) const {
+    return hn::Mul(hn::Mul(softcap(d, gate, kGateCap), sigmoid(d, gate)), softcap(d, up, kUpCap));
+  }
+  template <class D, class V>
+  HWY_INLINE V value_and_slopes(D d, V gate, V up, V& gate_slope, V& up_slope) const {
+    const V capped = softcap(d, gate, kGateCap), capped_up = softcap(d, up, kUpCap);
+    const V s = sigmoid(d, gate), rest = sigmoid(d, hn::Neg(gate));  // 1 - s
+    const V f = hn::Mul(capped, s);
+    const V slope = hn::Mul(hn::MulAdd(capped, rest, softcap_slope(d, gate, kGateCap)), s);
+    gate_slope = hn::Mul(slope, capped_up);
+    up_slope = hn::Mul(f, softcap_slope(d, up, kUpCap));
+    return hn::Mul(f, capped_up);
+  }
+
+ private:
+  static constexpr float kGateCap = 4.0f, kUpCap = 25.0f;
+
+  // cap tanh(x / cap). Highway's tanh of NaN is a number.
+  template <class D, class V>
+  HWY_INLINE V softcap(D d, V x, float cap) const {
+    const V tanh = hn::Tanh(d, hn::Mul(x, hn::Set(d, 1.0f / cap)));
+    return hn::IfThenElse(hn::IsNaN(x), x, hn::Mul(tanh, hn::Set(d, cap)));
+  }
+  // 1 - tanh(x / cap)^2 = 4 sigmoid(y) sigmoid(-y), y = 2 x / cap
+  template <class D, class V>
+  HWY_INLINE V softcap_slope(D d, V x, float cap) const {
+    const V y = hn::Mul(x, hn::Set(d, 2.0f / cap));
+    return hn::Mul(hn::Mul(sigmoid(d, y), sigmoid(d, hn::Neg(y))), hn::Set(d, 4.0f));
+  }
+};
+
 // ------------------------------------------------------------- the activation of a layer
 
 // Plain SwiGLU, or gpt-oss's form of it.
@@ -263,6 +297,7 @@ HWY_INLINE void with_activation(const tilemoe_experts& experts, Body&& body) {
     case TILEMOE_RELU_SQUARED: return body(Plain<ReLUSquared>());
     case TILEMOE_IDENTITY: return body(Plain<Identity>());
     case TILEMOE_GLU: return body(Gated<Sigmoid>());
+    case TILEMOE_SITU_GLU: return body(SiTUGLU());
   }
 }
 

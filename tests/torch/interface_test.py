@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import reference
 from checks import refused
 import tilemoe
 import tilemoe.state_dict
@@ -22,6 +23,7 @@ from tilemoe.distributed import cost
 from tilemoe.integrations import from_modules, huggingface
 
 ROOT = Path(__file__).resolve().parents[2]
+LIST = ROOT / "include" / "tilemoe" / "activations.inc"
 SIZES = {"d": 32, "n": 16, "E": 6, "K": 2}
 NAMES = {"d": "hidden_size", "n": "intermediate_size", "E": "num_experts", "K": "top_k"}
 NAMED = {NAMES[letter]: size for letter, size in SIZES.items()}
@@ -33,20 +35,27 @@ def test_version_is_the_headers():
     assert tilemoe.__version__ == ".".join(numbers) and len(numbers) == 3
 
 
-def test_activations_are_the_headers():
+def test_activations_are_the_headers_and_the_lists():
     header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
     (enum,) = re.findall(r"typedef enum tilemoe_activation[^{]*{([^}]*)}", header)
     listed = re.findall(r"TILEMOE_(\w+) = (\d+)", enum)
     assert [(name.lower(), int(number)) for name, number in listed] == [
         (name, number) for number, name in enumerate(options.ACTIVATIONS)
     ]
+    rows = re.findall(r"^TILEMOE_ACTIVATION\((\w+), +(\w+),", LIST.read_text(), re.MULTILINE)
+    assert rows == [(name, name.upper()) for name in options.ACTIVATIONS]
 
 
 def test_every_activation_is_documented():
-    pages = [(ROOT / "docs" / page).read_text() for page in ("mathematics.md", "pytorch.md")]
+    text = LIST.read_text()
     for name in options.ACTIVATIONS:
-        assert all(re.search(f'`"?{name}"?`', page) for page in pages), name
-        assert f'"{name}"' in tilemoe.moe.__doc__, name
+        assert re.search(rf'^TILEMOE_ACTIVATION\({name}, .*"[^"]+"\)$', text, re.MULTILINE), name
+    for page in ("mathematics.md", "pytorch.md", "transformers.md"):
+        assert "(../include/tilemoe/activations.inc)" in (ROOT / "docs" / page).read_text(), page
+    assert "include/tilemoe/activations.inc" in tilemoe.moe.__doc__
+    page = (ROOT / "docs" / "mathematics.md").read_text()
+    for function in reference.FUNCTIONS:
+        assert re.search(rf"\b{function}\b", text) and f"`{function}(x)`" in page, function
 
 
 def test_config_prints_versions_and_devices(capsys):

@@ -199,7 +199,7 @@ def other_kinds(x):
 # State of the process, the library and a stream: no kernel computes with a tensor.
 WITHOUT_TENSORS = {
     "set_ctas_per_sm", "set_arch", "arch_of", "capture_id", "layer_bytes", "version",
-    "option_names", "routing_layout",
+    "option_names", "routing_layout", "activation_formulas",
     "device_description", "verification_cases", "verify_case",  # `like` only names a device
 }  # fmt: skip
 

@@ -11,6 +11,8 @@ Scores take float32, or float64 where the logits do. `stored` names a 16-bit typ
 rounds to it where the library stores (stored.py), and its error is the one to expect of the library.
 """
 
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -25,19 +27,28 @@ class Aux(NamedTuple):
     without: torch.Tensor  # () int32, tokens that no expert gets
 
 
-ACTIVATIONS = {  # name: (gated, function of one half or the whole of H)
-    "swiglu": (True, F.silu),
-    "geglu": (True, F.gelu),
-    "geglu_tanh": (True, lambda g: F.gelu(g, approximate="tanh")),
-    "reglu": (True, F.relu),
-    "glu": (True, torch.sigmoid),
-    "silu": (False, F.silu),
-    "gelu": (False, F.gelu),
-    "gelu_tanh": (False, lambda h: F.gelu(h, approximate="tanh")),
-    "relu": (False, F.relu),
-    "relu_squared": (False, lambda h: F.relu(h) ** 2),
-    "identity": (False, lambda h: h),
+LIST = Path(__file__).parents[2] / "include" / "tilemoe" / "activations.inc"
+FUNCTIONS = {  # of the formulas in the list
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
+
+
+def _activations():
+    """{name: (gated, function of gate and up, or of h)}: the formulas of the library's list."""
+    row = r'^TILEMOE_ACTIVATION\((\w+), .* (true|false), +"(.*)"\)$'
+    found = {}
+    for name, gated, formula in re.findall(row, LIST.read_text(), re.MULTILINE):
+        arguments = "gate, up" if gated == "true" else "h"
+        found[name] = gated == "true", eval(f"lambda {arguments}: {formula}", dict(FUNCTIONS))
+    return found
+
+
+ACTIVATIONS = _activations()
 SCORINGS = (
     "softmax_over_chosen", "softmax_over_all", "softmax_renormalized", "sigmoid",
     "sigmoid_renormalized",
@@ -232,15 +243,15 @@ def _tokens_without(tokens, T):
 
 def activate(H, activation, gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0):
     """H (rows, 2n), or (rows, n) without a gate -> A (rows, n)."""
-    gated, act = ACTIVATIONS[activation]
+    gated, function = ACTIVATIONS[activation]
     if not gated:
-        return act(H)
+        return function(H)
     if gate_layout == "interleaved":
         gate, up = H[..., 0::2], H[..., 1::2]
     else:
         gate, up = H.chunk(2, dim=-1)
     if clamp == 0 and alpha == 0 and up_shift == 0:
-        return act(gate) * up
+        return function(gate, up)
     if activation != "swiglu":
         raise ValueError("clamp, alpha and up_shift: only swiglu has them")
     if clamp:

@@ -15,15 +15,17 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
+import reference
 from checks import refused
 import tilemoe.transformers
 from tilemoe.integrations import transformers_forms, transformers_loop
 from transformers_support import (
-    E, assert_same, build, d, decorated_classes, fill, n, problem, relative_error, run, run_eager,
+    E, assert_same, build, d, decorated_classes, fill, n, problem, refused_classes, relative_error,
+    run, run_eager,
 )  # fmt: skip
 
 CLASSES = [cls for _, cls in decorated_classes()]
-REFUSED_CLASSES = ("MuseSparkExperts", "Inkling2Experts", "Inkling2LoopExperts")  # of 5.24
+REFUSED_CLASSES = refused_classes()
 KINDS = [MixtralExperts, GptOssExperts, NemotronHExperts]
 each_kind = pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 
@@ -230,6 +232,31 @@ def test_parametrized_weights(cls):
 def gelu_gate(self, H):
     gate, up = H.chunk(2, dim=-1)
     return torch.nn.functional.gelu(gate) * up
+
+
+class OfGateAndUp(torch.nn.Module):
+    """An act_fn of two columns, that computes in `dtype`."""
+
+    def __init__(self, function, dtype):
+        super().__init__()
+        self.function, self.dtype = function, dtype
+
+    def forward(self, gate, up):
+        return self.function(gate.to(self.dtype), up.to(self.dtype)).to(gate.dtype)
+
+
+GATED = [name for name, (gated, _) in reference.ACTIVATIONS.items() if gated]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", GATED)
+def test_an_activation_of_gate_and_up(name, dtype):
+    """Each of the list, as Inkling 2 states its own."""
+    module = tilemoe_module(Plain)
+    module.act_fn = OfGateAndUp(reference.ACTIVATIONS[name][1], dtype)
+    module._apply_gate = lambda H: module.act_fn(*H.chunk(2, dim=-1))
+    assert prepare(module)["0"] == _transformers_forms.Form(name)
+    assert_same(run(module, *problem()), run_eager(module, *problem()))
 
 
 @pytest.mark.parametrize("first", ["patched first", "computed first"])

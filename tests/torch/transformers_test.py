@@ -5,7 +5,6 @@ compare them.
 """
 
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,13 +24,12 @@ import tilemoe.transformers
 from tilemoe.integrations import transformers_forms
 from comparison import assert_close
 from transformers_support import (
-    E, assert_same, build, decorated_classes, fill, problem, relative_error, run, run_eager, slips,
+    E, OF_CLASSES, PAGE, assert_same, between, build, decorated_classes, fill, problem,
+    refused_classes, relative_error, run, run_eager, slips,
 )  # fmt: skip
 
-PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 CLASSES = decorated_classes()
-# Those of transformers 5.24 that are refused.
-REFUSED_CLASSES = {"Inkling2Experts", "Inkling2LoopExperts", "MuseSparkExperts"}
+REFUSED_CLASSES = refused_classes()
 each_class = pytest.mark.parametrize(
     "cls",
     [c for _, c in CLASSES if c.__name__ not in REFUSED_CLASSES],
@@ -112,15 +110,7 @@ def activation_table():
     return "\n".join(lines)
 
 
-OF_CLASSES = "classes of " + transformers.__version__.rpartition(".")[0]
 TABLES = {OF_CLASSES: class_table, "activations": activation_table}
-
-
-def between(page, name):
-    start, end = f"<!-- {name}: written by tests/torch/transformers_test.py -->\n", "\n<!-- end -->"
-    before, _, rest = page.partition(start)
-    table, _, after = rest.partition(end)
-    return before + start, table, end + after
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -31,14 +31,12 @@ constexpr char kTopK[] = "top-k";
 
 // As the library names them, with hyphens.
 Names<Activation> activation_names() {
-  using enum Activation;
-  Names<Activation> names;
-  for (const Activation one : {kSwiGLU, kGeGLU, kGeGLUTanh, kReGLU, kSiLU, kGELU, kGELUTanh, kReLU,
-                               kReLUSquared, kIdentity, kGLU}) {
-    names.emplace_back(tilemoe_activation_name(static_cast<tilemoe_activation>(one)), one);
-    std::string& name = names.back().first;
-    std::replace(name.begin(), name.end(), '_', '-');
-  }
+  Names<Activation> names = {
+#define TILEMOE_ACTIVATION(name, NAME, Name, gated, formula) {#name, Activation::k##Name},
+#include "tilemoe/activations.inc"
+#undef TILEMOE_ACTIVATION
+  };
+  for (auto& [name, activation] : names) std::replace(name.begin(), name.end(), '_', '-');
   return names;
 }
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 
 from .. import _library
 from .._autocast import autocast_dtype
-from .._layout import WIDTH_MULTIPLE
+from .._layout import WIDTH_MULTIPLE, is_gated
+from ..options import ACTIVATIONS
 from .transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
 
 CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
@@ -92,6 +94,10 @@ def _written_out(module: torch.nn.Module) -> list[Callable]:
     """The default gate, which most classes' forwards contain in place of a call of _apply_gate,
     even if _apply_gate has been replaced."""
     if not module.has_gate or not hasattr(module, "act_fn"):
+        return []
+    try:
+        module.act_fn(torch.zeros(1, dtype=torch.float64))
+    except TypeError:  # a function of gate and up, for which the class has a gate of its own
         return []
     return [_of_columns(lambda gate, up: module.act_fn(gate) * up, module.is_concatenated)]
 
@@ -189,33 +195,41 @@ def _values() -> torch.Tensor:
     return torch.cat([-positive, torch.zeros(1, dtype=torch.float64), positive])
 
 
-ACTIVATIONS = {
+FUNCTIONS = {  # of the formulas in the library's list
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
-    "relu_squared": lambda x: F.relu(x).square(),
-    "identity": lambda x: x,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
-GATED = {
-    "geglu": lambda gate, up: F.gelu(gate) * up,
-    "geglu_tanh": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
-    "reglu": lambda gate, up: F.relu(gate) * up,
-    "glu": lambda gate, up: torch.sigmoid(gate) * up,
-}
+
+
+def _activations(gated: bool) -> dict[str, Callable]:
+    """The activations of the library's list, as functions of gate and up, or of h, by name."""
+    formulas = enumerate(_library.operators.activation_formulas())
+    arguments = "gate, up" if gated else "h"
+    return {
+        ACTIVATIONS[number]: eval(f"lambda {arguments}: {formula}", dict(FUNCTIONS))
+        for number, formula in formulas
+        if is_gated(number) == gated
+    }
+
+
+GATED, PLAIN = _activations(gated=True), _activations(gated=False)
 
 
 def _function(form: Form) -> Callable:
-    """The form's function of x, or of gate and up."""
+    """The form's function of gate and up, or of h."""
     if form.activation == "swiglu":
         return lambda gate, up: _swiglu(gate, up, form.clamp, form.alpha, form.up_shift)
-    return (ACTIVATIONS | GATED)[form.activation]
+    return (GATED | PLAIN)[form.activation]
 
 
 def between(form: Form) -> Callable[[torch.Tensor], torch.Tensor]:
     """H (..., 2n) -> A (..., n), or (..., n) -> (..., n) if the form has no gate."""
     function = _function(form)
-    if form.activation in ACTIVATIONS:
+    if form.activation in PLAIN:
         return function
     return _of_columns(function, form.gate_layout == "concatenated")
 
@@ -230,14 +244,14 @@ def _of_columns(function: Callable, is_concatenated: bool) -> Callable:
 def _form_of_activation(module: torch.nn.Module) -> Form:
     x = _values().reshape(3, -1)  # a matrix, as in forward
     theirs = _evaluated(module, module.act_fn, x)
-    forms = [Form(name) for name in ACTIVATIONS]
+    forms = [Form(name) for name in PLAIN]
     ours = {form: _value_and_slopes(_function(form), x) for form in forms}
     for form in forms:
         if _agree(theirs, ours[form], scale=1 + x.abs()):
             return form
     raise _refusal(
         module,
-        f"its activation {_name(module.act_fn)} is none of {', '.join(ACTIVATIONS)}"
+        f"its activation {_name(module.act_fn)} is none of {', '.join(PLAIN)}"
         + _nearest(theirs, ours, x.abs() <= 8),
     )
 
@@ -260,7 +274,7 @@ def _form_of_gate(module: torch.nn.Module) -> Form:
     theirs = _evaluated(module, gated, gate, up)
 
     forms = [Form("swiglu", layout, *_swiglu_numbers(gated))]
-    forms += [Form(name, layout) for name in ("swiglu", *GATED)]
+    forms += [Form(name, layout) for name in GATED]
     ours = {}
     scale = (1 + gate.abs()) * (1 + up.abs())
     for form in forms:
@@ -268,10 +282,11 @@ def _form_of_gate(module: torch.nn.Module) -> Form:
         if _agree(theirs, ours[form], scale):
             return form
     act = f" with act_fn {_name(module.act_fn)}" if hasattr(module, "act_fn") else ""
+    *others, last = (name for name in GATED if name != "swiglu")
     raise _refusal(
         module,
         f"its {_name(module._apply_gate)}{act} is no swiglu (with clamp, alpha and up_shift), "
-        f"geglu, geglu_tanh, reglu or glu of {layout} columns"
+        f"{', '.join(others)} or {last} of {layout} columns"
         + _nearest(theirs, ours, (gate.abs() <= 8) & (up.abs() <= 8)),
     )
 

@@ -167,6 +167,8 @@ def _error(got: list[Tensor | None], want: list[Tensor]) -> float:
             return torch.inf
         rows = (len(w), -1) if i < 3 else (1, -1)
         g, w = g.detach().double().reshape(rows), w.detach().double().reshape(rows)
-        # A saturated gate's gradient may be 1e-40, and 0 in float32.
-        errors.append(((g - w).norm(dim=1) / (w.norm(dim=1) + 1e-6)).max())
+        # A saturated gate's gradient may be 1e-40, and 0 in float32. In a row of dx, whose norm is
+        # near 1, 1 - tanh^2 of float32 then leaves an error of 3e-7.
+        smallest = 2.0**-4 if i == 1 else 1e-6
+        errors.append(((g - w).norm(dim=1) / (w.norm(dim=1) + smallest)).max())
     return torch.stack(errors).max().nan_to_num(torch.inf).item()

@@ -162,6 +162,34 @@ struct ClampedSwiGLU {
   }
 };
 
+// Kimi K3's SiTU-GLU: 4 tanh(gate / 4) sigmoid(gate) 25 tanh(up / 25)
+struct SiTUGLU {
+  __device__ float operator()(float gate, float up) const {
+    float gate_slope, up_slope;
+    return (*this)(gate, up, gate_slope, up_slope);
+  }
+  __device__ float operator()(float gate, float up, float& gate_slope, float& up_slope) const {
+    float sigmoid_slope;
+    const float sigmoid = Sigmoid()(gate, sigmoid_slope);
+    const float capped = softcap<4>(gate, gate_slope), capped_up = softcap<25>(up, up_slope);
+    gate_slope = fmaf(gate_slope, sigmoid, capped * sigmoid_slope) * capped_up;
+    up_slope *= capped * sigmoid;
+    return capped * sigmoid * capped_up;
+  }
+
+ private:
+  // cap tanh(y), y = x / cap, of exp(-2 |y|). Near 0, where the difference 2 cap / (1 + exp(-2 |y|))
+  // - cap would lose its digits, it is x up to a relative error of 2^-15.
+  template <int kCap>
+  __device__ static float softcap(float x, float& slope) {
+    const float decay = ptx::exp2_approx(-2.f / kCap * kLog2E * fabsf(x));
+    const float reciprocal = ptx::reciprocal_approx(1.f + decay);
+    slope = 4.f * decay * reciprocal * reciprocal;
+    const float capped = copysignf(fmaf(2 * kCap, reciprocal, -kCap), x);
+    return fabsf(x) < kCap * 0x1p-7f ? x : capped;
+  }
+};
+
 // Plain SwiGLU, of two neighbouring columns with one reciprocal, 1 / (p q): exponentials and
 // reciprocals are what takes the time. The bound keeps p q finite; below a gate of -41, where it is
 // met, A is gate up 2^-60 instead of less.
@@ -197,7 +225,7 @@ struct SwiGLU {
 
 // ---- which of them a launch has: the one place that names them all
 
-static_assert(kActivationCount == 11, "a new activation has its line in with_activation() below");
+static_assert(kActivationCount == 12, "a new activation has its line in with_activation() below");
 
 // What is decided at run time, the same for every element of a launch.
 struct ActivationParams {
@@ -233,6 +261,7 @@ __device__ __forceinline__ void with_activation(const ActivationParams& params, 
       case TILEMOE_GEGLU: body(Gated<GELU>()); break;
       case TILEMOE_GEGLU_TANH: body(Gated<GELUTanh>()); break;
       case TILEMOE_GLU: body(Gated<Sigmoid>()); break;
+      case TILEMOE_SITU_GLU: body(SiTUGLU()); break;
       default: body(Gated<ReLU>()); break;  // ReGLU
     }
   } else {
