@@ -255,7 +255,7 @@ def test_an_activation_of_gate_and_up(name, dtype):
     module = tilemoe_module(Plain)
     module.act_fn = OfGateAndUp(reference.ACTIVATIONS[name][1], dtype)
     module._apply_gate = lambda H: module.act_fn(*H.chunk(2, dim=-1))
-    assert prepare(module)["0"] == _transformers_forms.Form(name)
+    assert prepare(module)["0"] == transformers_forms.Form(name)
     assert_same(run(module, *problem()), run_eager(module, *problem()))
 
 
