@@ -86,14 +86,13 @@ class ActivationGradientEpilogue {
 
   __device__ __forceinline__ void store(const WarpAccumulators& D, const Tile& tile) const {
     const int32_t first = tile.n_block * kColumns;
-    with_activation<kActivations>(params_.activation, [&](const auto& f) {
-      const Fragment fragment(params_);
-      const typename Fragment::H h(params_.H, tile);
-      for_each_batch<Shape>(tile, first, params_.H.n, [&](int m, int32_t column) {
-        Batch dA;
-        D.read(m, column - first, dA);
-        fragment.finish(f, h, m, tile, column, dA);
-      });
+    const Fragment fragment(params_);
+    const typename Fragment::H h(params_.H, tile);
+    for_each_batch<Shape>(tile, first, params_.H.n, [&](int m, int32_t column) {
+      Batch dA;
+      D.read(m, column - first, dA);
+      with_activation<kActivations>(
+          params_.activation, [&](const auto& f) { fragment.finish(f, h, m, tile, column, dA); });
     });
   }
 
