@@ -61,7 +61,7 @@ TEST(Pdl, NeverRunsAheadOfItsData) {
   TILEMOE_CHECK_CUDA(cudaDeviceSynchronize(), "zeros");
   for (int round = 0; round < kRounds; ++round)
     launch_pdl<next_round>(
-        {.device = device, .blocks = kBlocks, .threads = kThreads, .stream = stream},
+        {.device = current_device(), .blocks = kBlocks, .threads = kThreads, .stream = stream},
         RoundParams{numbers[round % 2], numbers[(round + 1) % 2], wrong, round});
   TILEMOE_CHECK_CUDA(cudaStreamSynchronize(stream), "rounds");
   int32_t found = -1;
