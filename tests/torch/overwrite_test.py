@@ -509,6 +509,7 @@ def travelling_tensors():
     return {k: t for k, t in (tensors | weights(DTYPE, bias=True)).items() if t is not None}
 
 
+@pytest.mark.cpu  # torch's engine runs the nodes of a GPU in one thread
 def test_of_two_threads_with_one_graph_only_one_writes_dH():
     class Waits(OneProcess):
         """The first backward waits, after it has claimed H, until the second has failed."""
