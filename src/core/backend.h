@@ -267,8 +267,7 @@ struct StepRow {
   void (*run)(const Args& args);
 };
 
-// The steps of a backend. kSteps, in the namespace of each backend, is core/steps.inc with the
-// functions of that namespace (TILEMOE_STEPS).
+// The steps of a backend: the rows of core/steps.inc with the functions of its namespace.
 struct Steps {
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) StepRow<ARGS> NAME;
 #include "core/steps.inc"

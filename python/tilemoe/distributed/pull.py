@@ -94,7 +94,7 @@ class _ScoresOfRows(torch.autograd.Function):
 
 
 class PulledRows:
-    """The counterpart of _team.Arrival for pulled rows."""
+    """The counterpart of team.Arrival for pulled rows."""
 
     def __init__(self, rows: Tensor, underway: Any) -> None:
         self.rows, self._underway = rows, underway
@@ -107,7 +107,7 @@ class PulledRows:
 
 
 class PulledSums:
-    """The counterpart of _team.Departure for pulled rows."""
+    """The counterpart of team.Departure for pulled rows."""
 
     def __init__(self, pull: Pull, parts: Tensor) -> None:
         self._pull, self._parts = pull, parts
