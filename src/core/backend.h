@@ -52,8 +52,7 @@ inline tilemoe_tensor transposed(tilemoe_tensor W) {
 // The names of the steps as tables and JSON have them.
 namespace step {
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) inline constexpr const char* NAME = #NAME;
-#include "core/steps.inc"
-#undef STEP
+#include "core/backend.inc"
 }  // namespace step
 
 // The observer of a call, for example the clock of a benchmark.
@@ -267,11 +266,10 @@ struct StepRow {
   void (*run)(const Args& args);
 };
 
-// The steps of a backend: the rows of core/steps.inc with the functions of its namespace.
+// The steps of a backend: the rows of core/backend.inc with the functions of its namespace.
 struct Steps {
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) StepRow<ARGS> NAME;
-#include "core/steps.inc"
-#undef STEP
+#include "core/backend.inc"
 };
 
 // The tensors of one call of the layer, checked; dO and gradients are absent in forward.
@@ -306,22 +304,8 @@ struct Backend {
 
   Steps steps;
 
-  // ---- routing, with the checked arguments of the public interface
-  size_t (*routing_scratch_bytes)(const tilemoe_routing_spec& spec);
-  size_t (*route_tokens_scratch_bytes)(const tilemoe_routing_spec& spec, int64_t d);
-  size_t (*router_losses_scratch_bytes)(int64_t T, int64_t E);
-  void (*top_k)(const tilemoe_top_k_args& args);
-  void (*top_k_scores)(const tilemoe_top_k_scores_args& args);
-  void (*route_top_k)(const tilemoe_routing& routing, const tilemoe_route_top_k_args& args);
-  void (*route_tokens)(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args);
-  void (*route_general)(const tilemoe_routing& routing, const tilemoe_route_general_args& args);
-  void (*route_rounded)(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
-  void (*route_grouped)(const tilemoe_routing& routing, const tilemoe_route_grouped_args& args);
-  void (*router_backward)(const tilemoe_router_backward_args& args);
-  void (*router_losses)(const tilemoe_router_losses_args& args);
-
-  // ---- sums of rows of several arrays, with checked arguments
-  void (*sum_rows)(const tilemoe_sum_rows_args& args);
+#define FUNCTION(RESULT, NAME, ARGUMENTS) RESULT(*NAME) ARGUMENTS;
+#include "core/backend.inc"
 };
 
 // The backend of a device. Throws Error(kUnsupported) with the reason if this build or machine has

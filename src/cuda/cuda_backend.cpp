@@ -134,22 +134,10 @@ constexpr Backend kBackend = {
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =
         {
-#include "core/steps.inc"
+#include "core/backend.inc"
         },
-#undef STEP
-    .routing_scratch_bytes = routing_scratch_bytes,
-    .route_tokens_scratch_bytes = route_tokens_scratch_bytes,
-    .router_losses_scratch_bytes = router_losses_scratch_bytes,
-    .top_k = top_k,
-    .top_k_scores = top_k_scores,
-    .route_top_k = route_top_k,
-    .route_tokens = route_tokens,
-    .route_general = route_general,
-    .route_rounded = route_rounded,
-    .route_grouped = route_grouped,
-    .router_backward = router_backward,
-    .router_losses = router_losses,
-    .sum_rows = sum_rows,
+#define FUNCTION(RESULT, NAME, ARGUMENTS) .NAME = NAME,
+#include "core/backend.inc"
 };
 
 }  // namespace
