@@ -6,13 +6,20 @@ import shutil
 import sys
 
 assert [name for name in ("cc", "c++", "gcc", "g++", "clang", "nvcc") if shutil.which(name)] == []
+import tilemoe
+from tilemoe import options
+
+assert options.Options().column_blocks == 1
 try:
-    import tilemoe
+    tilemoe.MoE
 except ImportError as error:
     assert "pip install 'tilemoe[torch]'" in str(error), error
 else:
-    sys.exit(f"{tilemoe.__file__} was imported without torch")
+    sys.exit(f"{tilemoe.__file__} has MoE without torch")
 
+# The same program with torch.
+for name in [name for name in sys.modules if name.split(".")[0] == "tilemoe"]:
+    del sys.modules[name]
 sys.path.append(sys.argv[1])
 import tilemoe
 import torch
