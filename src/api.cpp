@@ -11,6 +11,7 @@
 #include "cpu/thread_pool.h"
 #include "cuda/cuda_backend.h"
 #include "layer/layer.h"
+#include "layer/lora.h"
 #include "routing/rules.h"
 #include "routing/spec.h"
 #include "tilemoe/tilemoe.h"
@@ -262,6 +263,20 @@ tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query* query, siz
   return guarded("tilemoe_workspace_bytes", [&] {
     check_out(bytes, "bytes");
     *bytes = tilemoe::workspace_bytes(query);
+  });
+}
+
+tilemoe_status tilemoe_packed_lora_bytes(const tilemoe_experts* experts, size_t* bytes) {
+  return guarded("tilemoe_packed_lora_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::packed_lora_bytes(experts);
+  });
+}
+
+tilemoe_status tilemoe_pack_lora(const tilemoe_experts* experts, const tilemoe_pack_lora_args* args,
+                                 tilemoe_packed_lora* packed) {
+  return guarded("tilemoe_pack_lora", [&] {
+    tilemoe::write_struct("packed", packed, tilemoe::pack_lora(experts, args));
   });
 }
 

@@ -149,8 +149,9 @@ TEST(SizeArguments, Queries) {
   for (int mode : {-1, 4, 1 << 20}) expect(TILEMOE_PASS_BACKWARD, mode, 0, "mode is");
   expect(TILEMOE_PASS_FORWARD, 1, 0, "mode is 1");
   expect(TILEMOE_PASS_FORWARD, 0, TILEMOE_GRADIENT_X, "gradients 1");
-  expect(TILEMOE_PASS_BACKWARD, 0, 256, "gradients is 256");
-  for (uint32_t bit : {TILEMOE_GRADIENT_S, TILEMOE_GRADIENT_W2, TILEMOE_GRADIENT_B2})
+  expect(TILEMOE_PASS_BACKWARD, 0, 1024, "gradients is 1024");
+  for (uint32_t bit :
+       {TILEMOE_GRADIENT_S, TILEMOE_GRADIENT_W2, TILEMOE_GRADIENT_B2, TILEMOE_GRADIENT_LORA_2})
     expect(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, bit, "REST");
   p.query = {};
   expect_refused(p.workspace(), "query.struct_size is 0");

@@ -26,7 +26,7 @@ inline void require(tilemoe_status status) {
 // Everything a call points to, in one block whose bytes can be compared before and after it.
 class Arena {
  public:
-  static constexpr size_t kBytes = size_t{1} << 17;
+  static constexpr size_t kBytes = size_t{1} << 18;
   static constexpr size_t kAlignment = 64;
 
   // Bytes on kAlignment, with at least as many untouched ones behind them.

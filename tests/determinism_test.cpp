@@ -48,10 +48,12 @@ TEST_P(Determinism, SameBitsOnABusyMachine) {
 }
 
 std::vector<Case> determinism_cases() {
-  if (reduced_run()) return named_cases({"biases", "general", "rounded-nearest"}, {"bfloat16"});
-  return named_cases({"wide", "biases", "zipf", "general", "rounded-nearest", "grouped", "dW-added",
-                      "transposed", "one-expert-has-all"},
-                     {"float32", "bfloat16"});
+  if (reduced_run())
+    return named_cases({"biases", "general", "rounded-nearest", "lora"}, {"bfloat16"});
+  return named_cases(
+      {"wide", "biases", "zipf", "general", "rounded-nearest", "grouped", "dW-added", "transposed",
+       "one-expert-has-all", "lora", "lora-split", "lora-long-experts"},
+      {"float32", "bfloat16"});
 }
 
 INSTANTIATE_TEST_SUITE_P(, Determinism, testing::ValuesIn(determinism_cases()), test_name);

@@ -1,6 +1,7 @@
 // The calls that the fuzzer makes: sizes from any numbers; then, over a small problem, a routing,
 // its layer forward and backward, and the router.
 #include <algorithm>
+#include <cmath>
 
 #include "core/activation_kinds.h"
 #include "fuzz_call.h"
@@ -55,6 +56,10 @@ void fuzz_sizes(World& world, Choices& choices) {
   experts.E = choices.one_in(4) ? any_number(choices) : spec.E;
   experts.activation = static_cast<tilemoe_activation>(choices.between(-1, kActivationCount));
   experts.gate_layout = static_cast<tilemoe_gate_layout>(choices.between(-1, 3));
+  if (choices.one_in(3)) {
+    experts.rank_1 = static_cast<int32_t>(any_number(choices));
+    experts.rank_2 = static_cast<int32_t>(8 * choices.between(-1, 33));
+  }
 
   int64_t capacity = -7;
   check_size(world, tilemoe_routing_capacity(&spec, &capacity), capacity == -7);
@@ -76,7 +81,9 @@ void fuzz_sizes(World& world, Choices& choices) {
   bytes = 7;
   check_size(world, tilemoe_router_losses_workspace_bytes(spec.device, spec.T, spec.E, &bytes),
              bytes == 7);
-  tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7};
+  size_t packed_bytes = 7;
+  check_size(world, tilemoe_packed_lora_bytes(&experts, &packed_bytes), packed_bytes == 7);
+  tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7, 7, 7};
   check_size(world, tilemoe_saved_bytes(&experts, &spec, &saved), saved.total == 7);
 }
 
@@ -134,6 +141,10 @@ class Problem {
   void weights(Call& call, const tilemoe_experts& experts, tilemoe_weights& weights);
   void gradients(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
                  tilemoe_weights& gradients, bool accumulate);
+  void lora(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
+            tilemoe_packed_lora& lora);
+  void lora_gradients(Call& call, const tilemoe_experts& experts, const tilemoe_packed_lora& lora,
+                      tilemoe_lora& gradients);
   bool forward(const tilemoe_experts& experts);
   bool backward(const tilemoe_experts& experts);
   size_t layer_workspace(const tilemoe_experts& experts, tilemoe_pass pass,
@@ -317,6 +328,9 @@ void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
   });
   call.hazard([&experts] { experts.clamp = -1; });
   call.hazard([&experts] { experts.column_blocks = -1; });
+  call.hazard(
+      [&experts, rank = any_number(choices_)] { experts.rank_1 = static_cast<int32_t>(rank); });
+  call.hazard([&experts] { experts.rank_2 += 8; });
   call.hazard([&experts] { experts.struct_size = 0; });
 }
 
@@ -358,6 +372,54 @@ void Problem::gradients(Call& call, const tilemoe_experts& experts, const tilemo
   some(gradients.b2, weights.b2);
 }
 
+// Packed adapters of the experts' ranks, in the weights' major. Their sums may exceed float16.
+void Problem::lora(Call& call, const tilemoe_experts& experts, const tilemoe_weights& weights,
+                   tilemoe_packed_lora& lora) {
+  const int64_t E = experts.E, d = experts.d, n = experts.n;
+  const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * n;
+  const auto as = [](const tilemoe_tensor& weight) {
+    return weight.stride[2] == 1 ? Layout::kRows : Layout::kColumns;
+  };
+  lora.struct_size = sizeof lora;
+  lora.scale_1 = 0.5f, lora.scale_2 = -2;
+  if (experts.rank_1 > 0) {
+    call.input(lora.A1, experts.dtype, {E, experts.rank_1, d}, as(weights.W1), true);
+    call.input(lora.B1, experts.dtype, {E, h_width, experts.rank_1}, as(weights.W1), true);
+    if (experts.gate_layout == TILEMOE_GATE_SPLIT)
+      lora.rank_gate = static_cast<int32_t>(8 * choices_.between(0, experts.rank_1 / 8));
+  }
+  if (experts.rank_2 > 0) {
+    call.input(lora.A2, experts.dtype, {E, experts.rank_2, n}, as(weights.W2), true);
+    call.input(lora.B2, experts.dtype, {E, d, experts.rank_2}, as(weights.W2), true);
+  }
+  if (experts.rank_1 > 0 || experts.rank_2 > 0) call.may_overflow();
+  call.hazard([&lora] { lora.reserved = 1; });
+  call.hazard([&lora] { lora.rank_gate = -8; });
+  call.hazard([&lora] { lora.scale_1 = NAN; });
+  struct_size_hazard(call, lora.struct_size);
+}
+
+void Problem::lora_gradients(Call& call, const tilemoe_experts& experts,
+                             const tilemoe_packed_lora& lora, tilemoe_lora& gradients) {
+  const bool split = experts.gate_layout == TILEMOE_GATE_SPLIT;
+  const int64_t E = experts.E, d = experts.d, n = experts.n;
+  const int64_t gate = split ? lora.rank_gate : experts.rank_1, up = experts.rank_1 - gate;
+  const int64_t rows = tilemoe_activation_gated(experts.activation) && !split ? 2 * n : n;
+  gradients.struct_size = sizeof gradients;
+  const auto some = [&](tilemoe_tensor& gradient, int64_t of_rows, int64_t columns,
+                        Layout layout = Layout::kMatrix) {
+    if (of_rows == 0 || columns == 0 || choices_.one_in(3)) return;
+    const tilemoe_dtype dtype = choices_.one_in(2) ? experts.dtype : TILEMOE_FLOAT32;
+    call.output(gradient, dtype, {E, of_rows, columns}, layout, true);
+  };
+  const bool interleaved = experts.gate_layout == TILEMOE_GATE_INTERLEAVED;
+  some(gradients.A1, gate, d);
+  some(gradients.B1, rows, gate, interleaved ? Layout::kRows : Layout::kMatrix);
+  some(gradients.A1_up, up, d), some(gradients.B1_up, n, up);
+  some(gradients.A2, experts.rank_2, n), some(gradients.B2, d, experts.rank_2);
+  struct_size_hazard(call, gradients.struct_size);
+}
+
 bool Problem::forward(const tilemoe_experts& good) {
   Call call(world_, choices_, "tilemoe_forward");
   tilemoe_experts experts = good;
@@ -370,6 +432,9 @@ bool Problem::forward(const tilemoe_experts& good) {
   args.routing = &routing, args.weights = &all;
   args.block_turns = static_cast<int32_t>(choices_.below(17));
   weights(call, experts, all);
+  tilemoe_packed_lora adapters{};
+  lora(call, experts, all, adapters);
+  if (experts.rank_1 > 0 || experts.rank_2 > 0) args.lora = &adapters;
   const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * experts.n;
   call.input(args.X, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
   call.output(args.O, experts.dtype, {outer_rows(), experts.d}, Layout::kRows, true);
@@ -378,8 +443,14 @@ bool Problem::forward(const tilemoe_experts& good) {
   if (choices_.one_in(2)) {
     call.output(saved.H, experts.dtype, {routing_.spec.capacity, h_width}, Layout::kContiguous,
                 true);
+    if (experts.rank_1 > 0)
+      call.output(saved.P1, experts.dtype, {routing_.spec.capacity, experts.rank_1},
+                  Layout::kContiguous, true);
+    if (experts.rank_2 > 0)
+      call.output(saved.P2, experts.dtype, {routing_.spec.capacity, experts.rank_2},
+                  Layout::kContiguous, true);
     args.saved = &saved;
-    call.may_overflow();  // rows of H past the last are not written
+    call.may_overflow();  // rows of H and P past the last are not written
   }
   call.workspace(
       args.workspace, args.workspace_bytes,
@@ -388,6 +459,7 @@ bool Problem::forward(const tilemoe_experts& good) {
   experts_hazards(call, experts);
   call.hazard([&args] { args.routing = nullptr; });
   call.hazard([&args] { args.weights = nullptr; });
+  call.hazard([&args] { args.lora = nullptr; });
   call.hazard(
       [&args, turns = any_number(choices_)] { args.block_turns = static_cast<int32_t>(turns); });
   struct_size_hazard(call, args.struct_size);
@@ -412,6 +484,10 @@ bool Problem::backward(const tilemoe_experts& good) {
       choices_.pick({TILEMOE_BACKWARD_WHOLE, TILEMOE_BACKWARD_OVER_H, TILEMOE_BACKWARD_FIRST});
   args.accumulate = choices_.one_in(2);
   weights(call, experts, all);
+  tilemoe_packed_lora adapters{};
+  tilemoe_lora dlora{};
+  lora(call, experts, all, adapters);
+  if (experts.rank_1 > 0 || experts.rank_2 > 0) args.lora = &adapters, args.dlora = &dlora;
   const int64_t T = outer_rows(), d = experts.d;
   const int64_t h_width = (tilemoe_activation_gated(experts.activation) ? 2 : 1) * experts.n;
   call.input(args.X, experts.dtype, {T, d}, Layout::kRows, true);
@@ -422,11 +498,18 @@ bool Problem::backward(const tilemoe_experts& good) {
   else
     call.input(saved.H, experts.dtype, {routing_.spec.capacity, h_width}, Layout::kContiguous,
                true);
+  if (experts.rank_1 > 0)
+    call.input(saved.P1, experts.dtype, {routing_.spec.capacity, experts.rank_1},
+               Layout::kContiguous, true);
+  if (experts.rank_2 > 0)
+    call.input(saved.P2, experts.dtype, {routing_.spec.capacity, experts.rank_2},
+               Layout::kContiguous, true);
   if (choices_.one_in(2)) {
     call.output(args.dX, experts.dtype, {T, d}, Layout::kRows, true);
     if (choices_.one_in(2)) call.input(args.addend, experts.dtype, {T, d}, Layout::kRows, true);
   }
   gradients(call, experts, all, dweights, args.accumulate);
+  lora_gradients(call, experts, adapters, dlora);
   if (choices_.one_in(2)) call.output(args.ds, TILEMOE_FLOAT32, {routing_.spec.pairs});
   call.workspace(args.workspace, args.workspace_bytes,
                  layer_workspace(experts, TILEMOE_PASS_BACKWARD, args.mode));
@@ -445,6 +528,8 @@ bool Problem::backward(const tilemoe_experts& good) {
   call.hazard([&args] { args.accumulate = 2; });
   call.hazard([&args] { args.dO = args.dX; });
   call.hazard([&] { args.dweights = nullptr, call.withdraw(dweights); });
+  call.hazard([&] { args.dlora = nullptr, call.withdraw(dlora); });
+  call.hazard([&args] { args.lora = nullptr; });
   struct_size_hazard(call, args.struct_size);
   struct_size_hazard(call, saved.struct_size);
   struct_size_hazard(call, dweights.struct_size);
@@ -462,6 +547,10 @@ void Problem::layer() {
     experts.gate_layout = static_cast<tilemoe_gate_layout>(choices_.below(3));
   if (experts.activation == TILEMOE_SWIGLU && choices_.one_in(2))
     experts.clamp = 0.5f, experts.alpha = 1.7f, experts.up_shift = 1;
+  if (choices_.one_in(2)) {
+    experts.rank_1 = static_cast<int32_t>(8 * choices_.between(0, 2));
+    experts.rank_2 = static_cast<int32_t>(8 * choices_.between(0, 2));
+  }
   forward(experts);
   backward(experts);
 }

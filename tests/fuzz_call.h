@@ -49,7 +49,7 @@ struct Statistics {
 // State that outlives a call: regions, and the settings of values.
 struct World {
   static constexpr size_t kRegionBytes = size_t{1} << 16;
-  static constexpr size_t kRegions = 26;
+  static constexpr size_t kRegions = 34;
 
   World();
   std::vector<std::unique_ptr<Region>> regions;

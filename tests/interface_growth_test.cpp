@@ -275,7 +275,7 @@ TEST(InterfaceGrowth, FilledStructsAreFilledUpToTheirSize) {
   Newer garbage(64, 0xEE);
   tilemoe_saved_size* const size = garbage.make(sized<tilemoe_saved_size>());
   require(tilemoe_saved_bytes(&experts, &spec, size));
-  EXPECT_EQ(size->total, size->rows + size->H + size->routing);
+  EXPECT_EQ(size->total, size->rows + size->H + size->routing + size->P1 + size->P2);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(size);
   for (size_t i = sizeof *size; i < size->struct_size; ++i) EXPECT_EQ(bytes[i], 0) << i;
   EXPECT_EQ(size->struct_size, sizeof *size + 64);
@@ -291,7 +291,7 @@ TEST(InterfaceGrowth, FilledStructsAreFilledUpToTheirSize) {
   EXPECT_NE(std::string(tilemoe_last_error()).find("ds"), std::string::npos)
       << "the routing itself is right: " << tilemoe_last_error();
 
-  auto unsized = tilemoe_saved_size{0, 7, 7, 7, 7};
+  auto unsized = tilemoe_saved_size{0, 7, 7, 7, 7, 7, 7};
   EXPECT_EQ(tilemoe_saved_bytes(&experts, &spec, &unsized), TILEMOE_INVALID_ARGUMENT);
   EXPECT_EQ(unsized.total, 7u);
 }

@@ -90,29 +90,40 @@ std::vector<Layout> layouts() {
       STRUCT(tilemoe_sum_rows_args, 232, 224, FIELD(struct_size, 8), FIELD(device, 4),
              FIELD(sources, 4), FIELD(source, 8), FIELD(source_rows, 8), FIELD(place, 64),
              FIELD(addend, 64), FIELD(out, 64), FIELD(stream, 8)),
-      STRUCT(tilemoe_experts, 64, 48, FIELD(struct_size, 8), FIELD(device, 4), FIELD(dtype, 4),
+      STRUCT(tilemoe_experts, 72, 48, FIELD(struct_size, 8), FIELD(device, 4), FIELD(dtype, 4),
              FIELD(d, 8), FIELD(n, 8), FIELD(E, 8), FIELD(activation, 4), FIELD(gate_layout, 4),
-             FIELD(clamp, 4), FIELD(alpha, 4), FIELD(up_shift, 4), FIELD(column_blocks, 4)),
+             FIELD(clamp, 4), FIELD(alpha, 4), FIELD(up_shift, 4), FIELD(column_blocks, 4),
+             FIELD(rank_1, 4), FIELD(rank_2, 4)),
       STRUCT(tilemoe_weights, 392, 200, FIELD(struct_size, 8), FIELD(W1, 64), FIELD(W1_up, 64),
              FIELD(W2, 64), FIELD(b1, 64), FIELD(b1_up, 64), FIELD(b2, 64)),
-      STRUCT(tilemoe_saved, 96, 88, FIELD(struct_size, 8), FIELD(H, 64), FIELD(dH, 8),
-             FIELD(state, 4), FIELD(reserved, 4), FIELD(parts_tokens, 8)),
-      STRUCT(tilemoe_saved_size, 40, 32, FIELD(struct_size, 8), FIELD(rows, 8), FIELD(H, 8),
-             FIELD(routing, 8), FIELD(total, 8)),
+      STRUCT(tilemoe_lora, 400, 392, FIELD(struct_size, 8), FIELD(A1, 64), FIELD(B1, 64),
+             FIELD(A1_up, 64), FIELD(B1_up, 64), FIELD(A2, 64), FIELD(B2, 64), FIELD(scale_1, 4),
+             FIELD(scale_2, 4)),
+      STRUCT(tilemoe_packed_lora, 280, 264, FIELD(struct_size, 8), FIELD(A1, 64), FIELD(B1, 64),
+             FIELD(A2, 64), FIELD(B2, 64), FIELD(scale_1, 4), FIELD(scale_2, 4),
+             FIELD(rank_gate, 4), FIELD(reserved, 4)),
+      STRUCT(tilemoe_pack_lora_args, 48, 40, FIELD(struct_size, 8), FIELD(lora, 8),
+             FIELD(weights, 8), FIELD(memory, 8), FIELD(bytes, 8), FIELD(stream, 8)),
+      STRUCT(tilemoe_saved, 224, 88, FIELD(struct_size, 8), FIELD(H, 64), FIELD(dH, 8),
+             FIELD(state, 4), FIELD(reserved, 4), FIELD(parts_tokens, 8), FIELD(P1, 64),
+             FIELD(P2, 64)),
+      STRUCT(tilemoe_saved_size, 56, 32, FIELD(struct_size, 8), FIELD(rows, 8), FIELD(H, 8),
+             FIELD(routing, 8), FIELD(total, 8), FIELD(P1, 8), FIELD(P2, 8)),
       STRUCT(tilemoe_workspace_query, 40, 32, FIELD(struct_size, 8), FIELD(experts, 8),
              FIELD(routing, 8), FIELD(pass, 4), FIELD(mode, 4), FIELD(gradients, 4),
              FIELD(reserved, 4)),
       STRUCT(tilemoe_part, 48, 48, FIELD(struct_size, 8), FIELD(begins, 8), FIELD(ends, 8),
              FIELD(first_token, 8), FIELD(tokens, 8), FIELD(last, 4), FIELD(reserved, 4)),
-      STRUCT(tilemoe_forward_args, 256, 248, FIELD(struct_size, 8), FIELD(routing, 8),
+      STRUCT(tilemoe_forward_args, 264, 248, FIELD(struct_size, 8), FIELD(routing, 8),
              FIELD(weights, 8), FIELD(X, 64), FIELD(O, 64), FIELD(addend, 64), FIELD(saved, 8),
              FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8),
-             FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8)),
-      STRUCT(tilemoe_backward_args, 400, 392, FIELD(struct_size, 8), FIELD(mode, 4),
+             FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8), FIELD(lora, 8)),
+      STRUCT(tilemoe_backward_args, 416, 392, FIELD(struct_size, 8), FIELD(mode, 4),
              FIELD(accumulate, 4), FIELD(routing, 8), FIELD(weights, 8), FIELD(X, 64),
              FIELD(dO, 64), FIELD(saved, 8), FIELD(dX, 64), FIELD(addend, 64), FIELD(dweights, 8),
              FIELD(ds, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8),
-             FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8)),
+             FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8), FIELD(lora, 8),
+             FIELD(dlora, 8)),
   };
 }
 
@@ -184,6 +195,8 @@ TEST(InterfaceLayout, NumbersOfEnums) {
   EXPECT_EQ(TILEMOE_BACKWARD_REST, 3);
   EXPECT_EQ(TILEMOE_SAVED_DH_OVER_H, 2);
   EXPECT_EQ(TILEMOE_GRADIENT_B2, 128);
+  EXPECT_EQ(TILEMOE_GRADIENT_LORA_1, 256);
+  EXPECT_EQ(TILEMOE_GRADIENT_LORA_2, 512);
 }
 
 // ------------------------------------------------- a library that is newer

@@ -66,12 +66,15 @@ TEST_P(LayerModes, DHOverHInTwoCallsGivesOnesBits) {
   problem.forward();
   BackwardArgs first = problem.backward_args(), second = first;
   first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
+  first.dlora.A1 = first.dlora.B1 = first.dlora.A1_up = first.dlora.B1_up = {};
   second.mode = BackwardMode::kRest;
   second.dO = second.addend = {};
   second.dX = second.ds = second.dweights.W2 = second.dweights.b2 = {};
+  second.dlora.A2 = second.dlora.B2 = {};
   second.workspace_bytes = problem.experts().workspace_bytes(
       problem.spec(), BackwardMode::kRest,
-      TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP);
+      TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP |
+          TILEMOE_GRADIENT_LORA_1);
   EXPECT_LT(second.workspace_bytes, first.workspace_bytes);
   problem.experts().backward(first);
   problem.experts().backward(second);
@@ -195,7 +198,8 @@ TEST_P(LayerModes, AnInterruptedPassEndsRight) {
       BackwardArgs whole = args;
       whole.part = nullptr, whole.mode = mode;
       if (mode == BackwardMode::kRest)
-        whole.dO = {}, whole.ds = whole.dweights.W2 = whole.dweights.b2 = {};
+        whole.dO = {},
+        whole.ds = whole.dweights.W2 = whole.dweights.b2 = whole.dlora.A2 = whole.dlora.B2 = {};
       whole.workspace_bytes = problem.experts().workspace_bytes(problem.spec(), mode);
       expect_refused(problem, whole, "has not ended");
     }
@@ -259,10 +263,17 @@ TEST_P(LayerModes, BackwardCanBeRepeated) {
 // Each gradient alone has the bits that it has together with all others.
 TEST_P(LayerModes, AnAbsentGradientChangesNoOther) {
   const Computed all = run(GetParam());
-  const Gradients none{
-      .dX = false, .dW1 = false, .dW2 = false, .db1 = false, .db2 = false, .ds = false};
-  for (bool Gradients::*gradient : {&Gradients::dX, &Gradients::dW1, &Gradients::dW2,
-                                    &Gradients::db1, &Gradients::db2, &Gradients::ds}) {
+  const Gradients none{.dX = false,
+                       .dW1 = false,
+                       .dW2 = false,
+                       .db1 = false,
+                       .db2 = false,
+                       .ds = false,
+                       .lora_1 = false,
+                       .lora_2 = false};
+  for (bool Gradients::*gradient :
+       {&Gradients::dX, &Gradients::dW1, &Gradients::dW2, &Gradients::db1, &Gradients::db2,
+        &Gradients::ds, &Gradients::lora_1, &Gradients::lora_2}) {
     Case one = GetParam();
     one.wanted = none, one.wanted.*gradient = true;
     const Computed alone = run(one);
@@ -275,8 +286,9 @@ TEST_P(LayerModes, AnAbsentGradientChangesNoOther) {
 }
 
 std::vector<Case> mode_cases() {
-  return named_cases({"biases", "gpt-oss", "general", "grouped", "zipf", "silu"},
-                     {"float32", "bfloat16"});
+  return named_cases(
+      {"biases", "gpt-oss", "general", "grouped", "zipf", "silu", "lora", "lora-split"},
+      {"float32", "bfloat16"});
 }
 
 INSTANTIATE_TEST_SUITE_P(, LayerModes, testing::ValuesIn(mode_cases()), test_name);

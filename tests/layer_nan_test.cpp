@@ -38,6 +38,7 @@ class Confinement {
 
   bool reaches(Output output, int64_t element) const {
     const int64_t d = case_.d, n = case_.n, h = case_.h_width();
+    const int64_t rank_1 = case_.lora.rank_1(), rank_2 = case_.lora.rank_2();
     switch (output) {
       case kO:
       case kDX: return reach_.tokens.count(element / d) > 0;
@@ -47,6 +48,10 @@ class Confinement {
       case kDW2: return reach_.experts.count(element / (d * n)) > 0;
       case kDb1: return reach_.experts.count(element / h) > 0;
       case kDb2: return reach_.experts.count(element / d) > 0;
+      case kDA1: return reach_.experts.count(element / (rank_1 * d)) > 0;
+      case kDB1: return reach_.experts.count(element / (h * rank_1)) > 0;
+      case kDA2: return reach_.experts.count(element / (rank_2 * n)) > 0;
+      case kDB2: return reach_.experts.count(element / (d * rank_2)) > 0;
       case kOutputs: break;
     }
     return false;

@@ -29,6 +29,10 @@ TEST(Allocations, NoneInForwardAndBackward) {
     const ForwardArgs forward = problem.forward_args();
     ForwardArgs inference = forward;
     inference.saved = nullptr;
+    const RoutingSpec& spec = problem.spec();
+    inference.workspace_bytes = problem.experts().workspace_bytes(spec, Pass::kInference);
+    const GuardedBuffer workspace(host_memory(), inference.workspace_bytes);
+    inference.workspace = workspace.data();
     const BackwardArgs backward = problem.backward_args();
     const Experts& experts = problem.experts();
     EXPECT_EQ(allocations_of([&] { experts.forward(inference); }), 0) << one.name;
@@ -169,7 +173,7 @@ TEST(SavedBytes, AreRowsAndHAndLittleMore) {
     // 2Td + 4Mn in 16 bits and gated; the grouped entry keeps its rows
     EXPECT_EQ(saved(size.rows), element_bytes(one) * one.outer_rows() * one.d) << one.name;
     EXPECT_EQ(saved(size.H), element_bytes(one) * M * one.h_width()) << one.name;
-    EXPECT_EQ(size.total, size.rows + size.H + size.routing) << one.name;
+    EXPECT_EQ(size.total, size.rows + size.H + size.routing + size.P1 + size.P2) << one.name;
     // at most 16 bytes a pair and O(E); general and rounded routing find a token's pairs by T + 1
     // offsets
     const bool offsets = general || one.routing == RoutingKind::kRounded;
@@ -192,10 +196,10 @@ TEST(SavedBytes, DoNotGrowWithGranularity) {
   }
 }
 
-// Backward needs only the saved state: X, H and the routing, also after a move in memory.
+// Backward needs only the saved state: X, H, P1, P2 and the routing, also after a move in memory.
 TEST(SavedBytes, AreAllThatBackwardNeeds) {
   for (const Case& one :
-       named_cases({"biases", "general", "rounded-nearest", "grouped"}, {"bfloat16"})) {
+       named_cases({"biases", "general", "rounded-nearest", "grouped", "lora"}, {"bfloat16"})) {
     const Inputs inputs = make_inputs(one, 1);
     Problem problem(inputs);
     problem.run();
@@ -204,9 +208,12 @@ TEST(SavedBytes, AreAllThatBackwardNeeds) {
     Problem later(inputs);
     later.poison();
     later.route();
-    const Tensor H(problem.saved().H), moved(later.saved().H);
-    std::memcpy(moved.data, H.data,
-                static_cast<size_t>(H.shape[0] * H.shape[1]) * size_of(one.dtype));
+    for (const auto member : {&tilemoe_saved::H, &tilemoe_saved::P1, &tilemoe_saved::P2}) {
+      const tilemoe_tensor &from = problem.saved().*member, &to = later.saved().*member;
+      if (from.ndim > 0)
+        std::memcpy(to.data, from.data,
+                    static_cast<size_t>(from.shape[0] * from.shape[1]) * size_of(one.dtype));
+    }
     later.backward();
     Computed found = later.computed();
     found[kO] = expected[kO];

@@ -32,7 +32,9 @@ Experts Case::experts(Device device) const {
           .clamp = clamp,
           .alpha = alpha,
           .up_shift = up_shift,
-          .column_blocks = column_blocks};
+          .column_blocks = column_blocks,
+          .rank_1 = lora.rank_1(),
+          .rank_2 = lora.rank_2()};
 }
 
 }  // namespace tilemoe::verify

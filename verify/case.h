@@ -25,9 +25,24 @@ enum class Data {
   kBench,      // x = 0.2 N(0, 1), W = 0.02 N(0, 1): the scale of a layer in training
 };
 
-// The gradients that backward computes; those of biases only if the case has biases.
+// The gradients that backward computes; those of biases and adapters only if the case has them.
 struct Gradients {
   bool dX = true, dW1 = true, dW2 = true, db1 = true, db2 = true, ds = true;
+  bool lora_1 = true, lora_2 = true;  // dA and dB of W1's adapters, and of W2's
+};
+
+// Low-rank adapters: their ranks, 0 without one. `gate` is W1's, `up` is W1_up's when split.
+struct Adapters {
+  int32_t gate = 0, up = 0, down = 0;
+  // Few bits: the product with a 16-bit factor is exact in float32. That of 0.7, say, is nearly a
+  // tie for one factor in ten, which float32 rounds to a tie: to another value than float64 rounds.
+  float scale_1 = 0.6875f, scale_2 = 1.375f;
+  bool float32_factors = false;  // A and B in float32 for every dtype
+  bool transposed = false;       // A, B and their gradients: the last dimension but one contiguous
+
+  int32_t rank_1() const { return gate + up; }
+  int32_t rank_2() const { return down; }
+  bool any() const { return rank_1() > 0 || rank_2() > 0; }
 };
 
 struct Case {
@@ -42,6 +57,7 @@ struct Case {
   GateLayout gate_layout = GateLayout::kConcatenated;
   bool W1_transposed = false, W2_transposed = false;
   bool biases = false;
+  Adapters lora = {};
   bool padded = false;  // gaps between rows and experts: strides larger than dense ones
 
   RoutingKind routing = RoutingKind::kTopK;
@@ -58,7 +74,7 @@ struct Case {
   DType score_dtype = DType::kFloat32;
 
   bool addend = false;         // to O and to dX
-  bool float32_dW = false;     // weight gradients in float32 for every dtype
+  bool float32_dW = false;     // gradients of weights and adapters in float32 for every dtype
   bool accumulate_dW = false;  // beta = 1
   bool dH_over_H = false;
   bool in_two_calls = false;  // backward: the outputs that need dO, then the rest; addend in dX
@@ -76,6 +92,7 @@ struct Case {
   int64_t h_width() const { return gated() ? 2 * n : n; }
   // Rows of X and O.
   int64_t outer_rows() const;
+  DType factor_dtype() const { return lora.float32_factors ? DType::kFloat32 : dtype; }
   DType dW_dtype() const { return float32_dW ? DType::kFloat32 : dtype; }
   RoutingSpec spec(int64_t pairs, Device device) const;
   Experts experts(Device device) const;

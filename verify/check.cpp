@@ -44,11 +44,30 @@ bool is_exact(Inputs inputs, std::vector<Pair> pairs, const Results& truth) {
   constexpr double kLargest = 1 << 23;
   ExpertValues& weights = inputs.weights;
   ExpertValues& before = inputs.dW_before;
-  for (auto* values :
-       {&inputs.X, &inputs.dO, &inputs.O_addend, &inputs.dX_addend, &weights.W1, &weights.W2,
-        &weights.b1, &weights.b2, &before.W1, &before.W2, &before.b1, &before.b2})
+  for (auto* values : {&inputs.X,
+                       &inputs.dO,
+                       &inputs.O_addend,
+                       &inputs.dX_addend,
+                       &weights.W1,
+                       &weights.W2,
+                       &weights.b1,
+                       &weights.b2,
+                       &before.W1,
+                       &before.W2,
+                       &before.b1,
+                       &before.b2,
+                       &inputs.lora.A1,
+                       &inputs.lora.B1,
+                       &inputs.lora.A2,
+                       &inputs.lora.B2,
+                       &inputs.dlora_before.A1,
+                       &inputs.dlora_before.B1,
+                       &inputs.dlora_before.A2,
+                       &inputs.dlora_before.B2})
     for (float& value : *values) value = std::fabs(value);
   for (Pair& pair : pairs) pair.score = std::fabs(pair.score);
+  Adapters& lora = inputs.test_case.lora;
+  lora.scale_1 = std::fabs(lora.scale_1), lora.scale_2 = std::fabs(lora.scale_2);
   const auto below = [](double limit) {
     return [=](const std::vector<double>& values) {
       return std::all_of(values.begin(), values.end(),
@@ -99,6 +118,7 @@ Report judge(const Inputs& inputs, const std::vector<Pair>& pairs, const Compute
                         .impossible_spoilings = {},
                         .missed_spoilings = {}};
     for (Spoiling spoiling : kSpoilings) {
+      if (!spoiler.concerns(spoiling, output)) continue;
       if (!spoiler.applies(spoiling, output)) {
         tensor.impossible_spoilings.emplace_back(spoiling_name(spoiling));
         continue;

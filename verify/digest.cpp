@@ -22,11 +22,28 @@ class Fnv1a {
 
 uint64_t digest_of(const Inputs& inputs) {
   Fnv1a digest;
-  for (const auto* numbers :
-       {&inputs.X, &inputs.dO, &inputs.O_addend, &inputs.dX_addend, &inputs.weights.W1,
-        &inputs.weights.W2, &inputs.weights.b1, &inputs.weights.b2, &inputs.dW_before.W1,
-        &inputs.dW_before.W2, &inputs.dW_before.b1, &inputs.dW_before.b2, &inputs.logits,
-        &inputs.scores})
+  for (const auto* numbers : {&inputs.X,
+                              &inputs.dO,
+                              &inputs.O_addend,
+                              &inputs.dX_addend,
+                              &inputs.weights.W1,
+                              &inputs.weights.W2,
+                              &inputs.weights.b1,
+                              &inputs.weights.b2,
+                              &inputs.dW_before.W1,
+                              &inputs.dW_before.W2,
+                              &inputs.dW_before.b1,
+                              &inputs.dW_before.b2,
+                              &inputs.logits,
+                              &inputs.scores,
+                              &inputs.lora.A1,
+                              &inputs.lora.B1,
+                              &inputs.lora.A2,
+                              &inputs.lora.B2,
+                              &inputs.dlora_before.A1,
+                              &inputs.dlora_before.B1,
+                              &inputs.dlora_before.A2,
+                              &inputs.dlora_before.B2})
     digest.add(*numbers);
   for (const auto* numbers : {&inputs.tokens, &inputs.experts, &inputs.bad_pairs})
     for (const int64_t number : *numbers) digest.add(static_cast<uint32_t>(number));

@@ -28,7 +28,15 @@ enum Stream : uint64_t {
   kLogits,
   kScores,
   kTriples,
-  kBadIds
+  kBadIds,
+  kA1,
+  kB1Factor,
+  kA2,
+  kB2Factor,
+  kDA1,
+  kDB1Factor,
+  kDA2,
+  kDB2Factor
 };
 
 // The values of a tensor: normal, or whole numbers, one in `sparsity` of them drawn, the rest 0.
@@ -76,6 +84,30 @@ class Generator {
     if (!case_.biases) return values;
     values.b1 = tensor(stream[2], E * h, dtype, {.deviation = bias, .largest_integer = 2});
     values.b2 = tensor(stream[3], E * d, dtype, {.deviation = bias, .largest_integer = 2});
+    return values;
+  }
+
+  // `scale`: of the deviations that keep P, and P times B, as large as the rows they come from.
+  LoraValues factors(DType dtype, double scale, std::initializer_list<Stream> streams) const {
+    const Stream* stream = streams.begin();
+    const int64_t E = case_.E, d = case_.d, n = case_.n, h = case_.h_width();
+    const int64_t rank_1 = case_.lora.rank_1(), rank_2 = case_.lora.rank_2();
+    // A few of a row are not zero, which keeps sums small.
+    const auto make = [&](Stream of, int64_t rows, int64_t columns, int64_t kept) {
+      const double fan_in = static_cast<double>(std::max<int64_t>(columns, 1));
+      return tensor(of, E * rows * columns, dtype,
+                    {.deviation = scale / std::sqrt(fan_in),
+                     .largest_integer = 1,
+                     .sparsity = std::max<int64_t>(1, columns / kept)});
+    };
+    LoraValues values{.A1 = make(stream[0], rank_1, d, 3),
+                      .B1 = make(stream[1], h, rank_1, 1),
+                      .A2 = make(stream[2], rank_2, n, 3),
+                      .B2 = make(stream[3], d, rank_2, 1)};
+    for (size_t i = 0; i < values.B1.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / rank_1, column = static_cast<int64_t>(i) % rank_1;
+      if (!has_factor(case_, row % h, column)) values.B1[i] = 0;
+    }
     return values;
   }
 
@@ -162,6 +194,11 @@ class Generator {
 
 }  // namespace
 
+bool has_factor(const Case& test_case, int64_t row, int64_t column) {
+  if (test_case.gate_layout != GateLayout::kSplit) return true;
+  return (row < test_case.n) == (column < test_case.lora.gate);
+}
+
 int64_t Inputs::pairs() const {
   if (test_case.routing == RoutingKind::kTopK) return test_case.T * test_case.K;
   if (test_case.routing == RoutingKind::kGeneral) return static_cast<int64_t>(tokens.size());
@@ -185,6 +222,12 @@ Inputs make_inputs(const Case& test_case, uint64_t seed) {
                                 bench ? 0.02 : fan_in(test_case.n), 0.5, {kW1, kW2, kB1, kB2});
   if (test_case.accumulate_dW)
     inputs.dW_before = make.experts(test_case.dW_dtype(), 1, 1, 1, {kDW1, kDW2, kDb1, kDb2});
+  if (test_case.lora.any()) {
+    inputs.lora = make.factors(test_case.factor_dtype(), 1, {kA1, kB1Factor, kA2, kB2Factor});
+    if (test_case.accumulate_dW)
+      inputs.dlora_before =
+          make.factors(test_case.dW_dtype(), 5, {kDA1, kDB1Factor, kDA2, kDB2Factor});
+  }
 
   switch (test_case.routing) {
     case RoutingKind::kTopK:

@@ -16,6 +16,18 @@ struct ExpertValues {
   std::vector<float> b2;  // (E, d); empty without biases
 };
 
+// The factors of adapters, dense. The rows of B1 are in W1's order here, gate rows first. When
+// split, both adapters of W1 are one: A1 has the gate's rows, then up's; B1 has both on its
+// diagonal, and zeros elsewhere.
+struct LoraValues {
+  std::vector<float> A1;  // (E, rank_1, d)
+  std::vector<float> B1;  // (E, h_width, rank_1)
+  std::vector<float> A2;  // (E, rank_2, n)
+  std::vector<float> B2;  // (E, d, rank_2)
+};
+// Whether B1 has the column for the row: W1's adapters are apart when split.
+bool has_factor(const Case& test_case, int64_t row, int64_t column);
+
 struct Inputs {
   Case test_case;
   // Grouped: rows past the sum of the counts are NaN, here and in every array of this length.
@@ -25,7 +37,9 @@ struct Inputs {
   std::vector<float> dX_addend;  // (outer_rows, d) or empty
   ExpertValues weights;
   ExpertValues
-      dW_before;  // the weight gradients before backward; empty unless backward adds to them
+      dW_before;    // the weight gradients before backward; empty unless backward adds to them
+  LoraValues lora;  // empty without adapters
+  LoraValues dlora_before;  // as dW_before
 
   // Top-K and rounded routing begin with the logits, (T, E); general routing with triples, grouped
   // routing with scores of the rows.

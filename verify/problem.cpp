@@ -37,6 +37,8 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
       spec_(case_.spec(in_.pairs(), memory.device())),
       weights_(case_, case_.dtype, {.W1 = true, .W2 = true, .b1 = case_.biases, .b2 = case_.biases},
                memory),
+      lora_(case_, case_.factor_dtype(), {.lora_1 = true, .lora_2 = true}, memory),
+      packed_memory_(memory, experts_.packed_lora_bytes()),
       routing_memory_(memory, spec_.bytes()) {
   const MatrixLayout rows{.padded = case_.padded};
   const std::vector<int64_t> outer = {case_.outer_rows(), case_.d};
@@ -49,6 +51,7 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
   weights_.write(in_.weights);
   for (const auto& [name, tensor] : weights_.tensors())
     inputs_.push_back({{name, tensor}, tensor->fingerprint()});
+  if (case_.lora.any()) pack_lora();
   const int64_t pairs = in_.pairs();
   if (chooses(case_)) add_input("logits", logits_, DType::kFloat32, {case_.T, case_.E}, in_.logits);
   switch (case_.routing) {
@@ -75,8 +78,15 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
   const Gradients& wants = case_.wanted;
   O_.emplace(memory, case_.dtype, outer, rows);
   H_.emplace(memory, case_.dtype, std::vector{spec_.bound(), case_.h_width()});
-  saved_ = Saved(H_->view());
+  const auto make_P = [&](std::optional<GuardedTensor>& P, const char* name, int64_t rank) {
+    if (rank == 0) return Tensor();
+    outputs_.push_back({name, &P.emplace(memory, case_.dtype, std::vector{spec_.bound(), rank})});
+    return P->view();
+  };
   outputs_ = {{"O", &*O_}, {"H", &*H_}};
+  const Tensor P1 = make_P(P1_, "P1", case_.lora.rank_1());
+  const Tensor P2 = make_P(P2_, "P2", case_.lora.rank_2());
+  saved_ = Saved(H_->view(), P1, P2);
   if (wants.dX) outputs_.push_back({"dX", &dX_.emplace(memory, case_.dtype, outer, rows)});
   if (wants.ds) {
     const bool top_k = case_.routing == RoutingKind::kTopK;
@@ -90,6 +100,10 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
   dweights_.emplace(case_, case_.dW_dtype(), parts, memory);
   for (const auto& [name, tensor] : dweights_->tensors())
     outputs_.push_back({std::string("d") + name, tensor});
+  dlora_.emplace(case_, case_.dW_dtype(),
+                 LoraTensors::Parts{.lora_1 = wants.lora_1, .lora_2 = wants.lora_2}, memory);
+  for (const auto& [name, tensor] : dlora_->tensors())
+    outputs_.push_back({std::string("d") + name, tensor});
 }
 
 Problem::~Problem() = default;
@@ -102,9 +116,18 @@ void Problem::add_input(const char* name, std::optional<GuardedTensor>& place, D
   inputs_.push_back({{name, &*place}, place->fingerprint()});
 }
 
+void Problem::pack_lora() {
+  lora_.write(in_.lora);
+  for (const auto& [name, tensor] : lora_.tensors())
+    inputs_.push_back({{name, tensor}, tensor->fingerprint()});
+  packed_ = experts_.pack_lora(lora_.view(), weights_.view(), packed_memory_.data(),
+                               packed_memory_.bytes());
+  packed_fingerprint_ = packed_memory_.fingerprint();
+}
+
 void Problem::poison() {
   for (const NamedTensor& output : outputs_) output.tensor->poison();
-  if (case_.accumulate_dW) dweights_->write(in_.dW_before);
+  if (case_.accumulate_dW) dweights_->write(in_.dW_before), dlora_->write(in_.dlora_before);
   routing_memory_.poison();
   for (auto* workspace : {&routing_workspace_, &forward_workspace_, &backward_workspace_})
     if (*workspace) (*workspace)->poison();
@@ -166,6 +189,7 @@ ForwardArgs Problem::forward_args() {
   args.X = X_->view(), args.O = O_->view();
   if (O_addend_) args.addend = O_addend_->view();
   args.saved = &saved_;
+  if (case_.lora.any()) args.lora = &packed_;
   args.workspace_bytes = experts_.workspace_bytes(spec_, Pass::kForward);
   args.workspace = sized(forward_workspace_, args.workspace_bytes, memory_);
   return args;
@@ -181,6 +205,7 @@ BackwardArgs Problem::backward_args() {
   if (dX_) args.dX = dX_->view();
   if (dX_ && dX_addend_) args.addend = dX_addend_->view();
   args.dweights = dweights_->gradients();
+  if (case_.lora.any()) args.lora = &packed_, args.dlora = dlora_->gradients();
   args.accumulate = case_.accumulate_dW;
   if (ds_) args.ds = ds_->view();
   args.workspace_bytes = experts_.workspace_bytes(spec_, args.mode);
@@ -195,6 +220,8 @@ Problem::BackwardCalls Problem::backward_calls() {
   second.mode = BackwardMode::kRest;
   first.dX = {}, first.addend = {};
   first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
+  first.dlora.A1 = first.dlora.B1 = first.dlora.A1_up = first.dlora.B1_up = {};
+  second.dlora.A2 = second.dlora.B2 = {};
   second.dO = {}, second.ds = second.dweights.W2 = second.dweights.b2 = {};
   return calls;
 }
@@ -217,6 +244,8 @@ void Problem::forward() {
 void Problem::infer() {
   ForwardArgs args = forward_args();
   args.saved = nullptr;
+  args.workspace_bytes = experts_.workspace_bytes(spec_, Pass::kInference);
+  args.workspace = sized(forward_workspace_, args.workspace_bytes, memory_);
   experts_.forward(args);
 }
 
@@ -335,6 +364,9 @@ Computed Problem::computed() const {
   ExpertValues gradients = dweights_->read();
   result[kDW1] = std::move(gradients.W1), result[kDW2] = std::move(gradients.W2);
   result[kDb1] = std::move(gradients.b1), result[kDb2] = std::move(gradients.b2);
+  LoraValues factors = dlora_->read();
+  result[kDA1] = std::move(factors.A1), result[kDB1] = std::move(factors.B1);
+  result[kDA2] = std::move(factors.A2), result[kDB2] = std::move(factors.B2);
   return result;
 }
 
@@ -364,6 +396,9 @@ std::vector<std::string> Problem::damage() {
     if (buffer && !buffer->guards_intact())
       lines.push_back(std::string("bytes outside the ") + name + " were written");
   };
+  check("packed adapters", &packed_memory_);
+  if (case_.lora.any() && packed_memory_.fingerprint() != packed_fingerprint_)
+    lines.emplace_back("the packed adapters were changed");
   check("routing", &routing_memory_);
   check("workspace of the routing", routing_workspace_.get());
   check("workspace of forward", forward_workspace_.get());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "inputs.h"
+#include "lora_tensors.h"
 #include "memory.h"
 #include "parts.h"
 #include "reference.h"
@@ -84,6 +85,7 @@ class Problem {
                  std::vector<int64_t> shape, const std::vector<float>& values,
                  MatrixLayout layout = {});
   void choose_experts();
+  void pack_lora();
   std::vector<Pair> rounded_pairs() const;
   std::vector<float> read_H() const;  // gate columns, then up columns
   // `buffer` of exactly `bytes` bytes
@@ -99,10 +101,15 @@ class Problem {
   std::optional<GuardedTensor> ids_, tokens_, scores_, counts_, seed_, step_;
   std::optional<GuardedTensor> chosen_scores_;  // what top_k wrote
   WeightTensors weights_;
+  LoraTensors lora_;
+  GuardedBuffer packed_memory_;
+  tilemoe_packed_lora packed_ = {};
+  uint64_t packed_fingerprint_ = 0;
   std::vector<Input> inputs_;
 
-  std::optional<GuardedTensor> O_, H_, dX_, ds_;
+  std::optional<GuardedTensor> O_, H_, P1_, P2_, dX_, ds_;
   std::optional<WeightTensors> dweights_;
+  std::optional<LoraTensors> dlora_;
   std::vector<NamedTensor> outputs_;
   std::vector<float> H_of_forward_;  // set if backward writes over H
 

@@ -48,8 +48,8 @@ Real dot(const Real* a, const Element* b, size_t count, SumOrder order) {
 }
 
 // A B^T, B (columns, A.columns). Every sum runs in order; the compiler may vectorize over rows.
-template <class Real>
-Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t columns,
+template <class Real, class Element>
+Matrix<Real> times_transposed(const Matrix<Real>& A, const Element* B, size_t columns,
                               SumOrder order) {
   Matrix<Real> A_transposed(A.columns, A.rows), C(A.rows, columns);
   for (size_t i = 0; i < A.rows; ++i)
@@ -68,8 +68,8 @@ Matrix<Real> times_transposed(const Matrix<Real>& A, const float* B, size_t colu
 }
 
 // A B, B (A.columns, columns)
-template <class Real>
-Matrix<Real> times(const Matrix<Real>& A, const float* B, size_t columns, SumOrder order) {
+template <class Real, class Element>
+Matrix<Real> times(const Matrix<Real>& A, const Element* B, size_t columns, SumOrder order) {
   Matrix<Real> C(A.rows, columns);
   for (size_t row = 0; row < A.rows; ++row)
     for (size_t i = 0; i < A.columns; ++i) {
@@ -90,6 +90,11 @@ void add_transposed_times(Real* C, const Matrix<Real>& A, const Matrix<Real>& B,
 }
 
 template <class Real>
+void add(Matrix<Real>& to, const Matrix<Real>& from) {
+  add_scaled(to.values.data(), Real{1}, from.values.data(), to.values.size());
+}
+
+template <class Real>
 class Evaluation {
  public:
   Evaluation(const Inputs& inputs, const std::vector<Pair>& pairs, bool rounds, SumOrder order)
@@ -100,6 +105,8 @@ class Evaluation {
         d_(static_cast<size_t>(case_.d)),
         n_(static_cast<size_t>(case_.n)),
         h_(static_cast<size_t>(case_.h_width())),
+        rank_1_(static_cast<size_t>(case_.lora.rank_1())),
+        rank_2_(static_cast<size_t>(case_.lora.rank_2())),
         experts_(static_cast<size_t>(case_.E)) {
     const size_t E = experts_.size();
     int64_t rows = 0;
@@ -114,6 +121,12 @@ class Evaluation {
     allocate(kDW2, parts_ * E * d_ * n_);
     allocate(kDb1, case_.biases ? parts_ * E * h_ : 0);
     allocate(kDb2, case_.biases ? parts_ * E * d_ : 0);
+    allocate(kDA1, parts_ * E * rank_1_ * d_);
+    allocate(kDB1, parts_ * E * h_ * rank_1_);
+    allocate(kDA2, parts_ * E * rank_2_ * n_);
+    allocate(kDB2, parts_ * E * d_ * rank_2_);
+    A1_ = factor(inputs.lora.A1, Real{1}), B1_ = factor(inputs.lora.B1, scale_1());
+    A2_ = factor(inputs.lora.A2, Real{1}), B2_ = factor(inputs.lora.B2, scale_2());
   }
 
   Results run() {
@@ -132,6 +145,11 @@ class Evaluation {
     finish_weights(kDW2, in_.dW_before.W2);
     finish_weights(kDb1, in_.dW_before.b1);
     finish_weights(kDb2, in_.dW_before.b2);
+    finish_weights(kDA1, in_.dlora_before.A1);
+    finish_weights(kDB1, in_.dlora_before.B1);
+    finish_weights(kDA2, in_.dlora_before.A2);
+    finish_weights(kDB2, in_.dlora_before.B2);
+    leave_out_absent_factors();
 
     Results results;
     for (size_t output = 0; output < kOutputs; ++output)
@@ -155,6 +173,19 @@ class Evaluation {
   }
   void store(Matrix<Real>& matrix) const {
     for (Real& value : matrix.values) value = stored(value, case_.dtype);
+  }
+
+  Real scale_1() const { return static_cast<Real>(case_.lora.scale_1); }
+  Real scale_2() const { return static_cast<Real>(case_.lora.scale_2); }
+  // A factor as the GEMMs read it.
+  std::vector<Real> factor(const std::vector<float>& values, Real scale) const {
+    std::vector<Real> packed(values.begin(), values.end());
+    for (Real& value : packed) value = stored(scale * value, case_.dtype);
+    return packed;
+  }
+  // Expert e's matrix of a factor.
+  const Real* of(const std::vector<Real>& factor, size_t e) const {
+    return factor.data() + e * (factor.size() / experts_.size());
   }
 
   Matrix<Real> gather(const std::vector<float>& from, const Pair* pairs, size_t count) const {
@@ -191,9 +222,12 @@ class Evaluation {
     const float* W1 = in_.weights.W1.data() + e * h_ * d_;  // (h, d)
     const float* W2 = in_.weights.W2.data() + e * d_ * n_;  // (d, n)
 
-    // H = X W1^T + b1, A = act(H)
+    // P1 = X A1^T, H = X W1^T + P1 (scale_1 B1)^T + b1, A = act(H)
     const Matrix<Real> X = gather(in_.X, pairs, count);
     Matrix<Real> H = times_transposed(X, W1, h_, order_);
+    Matrix<Real> P1 = times_transposed(X, of(A1_, e), rank_1_, order_);
+    store(P1);
+    add(H, times_transposed(P1, of(B1_, e), h_, order_));
     add_bias(H, in_.weights.b1, e);
     Matrix<Real> A(count, n_);
     for (size_t r = 0; r < count; ++r)
@@ -203,17 +237,23 @@ class Evaluation {
     for (size_t r = 0; r < count && wanted(case_, kH); ++r)
       std::copy_n(H.row(r), h_, values_[kH].data() + static_cast<size_t>(pairs[r].row) * h_);
 
-    // Y = A W2^T + b2, O_t += s Y
+    // P2 = A A2^T, Y = A W2^T + P2 (scale_2 B2)^T + b2, O_t += s Y
     Matrix<Real> Y = times_transposed(A, W2, d_, order_);
+    Matrix<Real> P2 = times_transposed(A, of(A2_, e), rank_2_, order_);
+    store(P2);
+    add(Y, times_transposed(P2, of(B2_, e), d_, order_));
     add_bias(Y, in_.weights.b2, e);
     store(Y);
     for (size_t r = 0; r < count; ++r)
       add_scaled(sums.O.data() + static_cast<size_t>(pairs[r].token) * d_, score(pairs[r]),
                  Y.row(r), d_);
 
-    // dA' = dO W2; A = act(H) again, from the stored H
+    // Q2 = dO scale_2 B2, dA' = dO W2 + Q2 A2; A = act(H) again, from the stored H
     const Matrix<Real> dO = gather(in_.dO, pairs, count);
-    const Matrix<Real> dA = times(dO, W2, n_, order_);
+    Matrix<Real> dA = times(dO, W2, n_, order_);
+    Matrix<Real> Q2 = times(dO, of(B2_, e), rank_2_, order_);
+    store(Q2);
+    add(dA, times(Q2, of(A2_, e), n_, order_));
     Matrix<Real> dH(count, h_);
     Matrix<Real> A_scaled(count, n_);
     for (size_t r = 0; r < count; ++r) {
@@ -233,13 +273,27 @@ class Evaluation {
     store(dH);
     store(A_scaled);
 
-    // dW2 = dO^T A', dX~ = dH W1, dX_t += dX~, dW1 = dH^T X
+    // dW2 = dO^T A', Q1 = dH scale_1 B1, dX~ = dH W1 + Q1 A1, dX_t += dX~, dW1 = dH^T X
     add_transposed_times(gradient(kDW2, part, e, d_ * n_), dO, A_scaled, order_);
     Matrix<Real> dX = times(dH, W1, d_, order_);
+    Matrix<Real> Q1 = times(dH, of(B1_, e), rank_1_, order_);
+    store(Q1);
+    add(dX, times(Q1, of(A1_, e), d_, order_));
     store(dX);
     for (size_t r = 0; r < count; ++r)
       add_scaled(sums.dX.data() + static_cast<size_t>(pairs[r].token) * d_, Real{1}, dX.row(r), d_);
     add_transposed_times(gradient(kDW1, part, e, h_ * d_), dH, X, order_);
+
+    // dA1 = Q1^T X, dB1 = dH^T (scale_1 P1), dA2 = Q2^T A', dB2 = dO^T (scale_2 s P2)
+    for (size_t r = 0; r < count; ++r) {
+      for (size_t j = 0; j < rank_1_; ++j) P1.row(r)[j] *= scale_1();
+      for (size_t j = 0; j < rank_2_; ++j) P2.row(r)[j] *= scale_2() * score(pairs[r]);
+    }
+    store(P1), store(P2);
+    add_transposed_times(gradient(kDA1, part, e, rank_1_ * d_), Q1, X, order_);
+    add_transposed_times(gradient(kDB1, part, e, h_ * rank_1_), dH, P1, order_);
+    add_transposed_times(gradient(kDA2, part, e, rank_2_ * n_), Q2, A_scaled, order_);
+    add_transposed_times(gradient(kDB2, part, e, d_ * rank_2_), dO, P2, order_);
     if (!case_.biases) return;
     for (size_t i = 0; i < count; ++i) {
       const size_t r = term(order_, i, count);
@@ -271,20 +325,31 @@ class Evaluation {
     for (Real& value : sums) value = stored(value, case_.dW_dtype());
   }
 
+  // W1's adapters are apart when split: a row of B1 has the columns of its own adapter.
+  void leave_out_absent_factors() {
+    std::vector<Real>& dB1 = values_[kDB1];
+    for (size_t i = 0; i < dB1.size(); ++i) {
+      const auto row = static_cast<int64_t>(i / rank_1_ % h_);
+      if (!has_factor(case_, row, static_cast<int64_t>(i % rank_1_))) dB1[i] = 0;
+    }
+  }
+
   const Inputs& in_;
   const Case& case_;
   bool rounds_;
   SumOrder order_;
-  size_t d_, n_, h_;
+  size_t d_, n_, h_, rank_1_, rank_2_;
   size_t parts_;  // parts of an expert's rows, with separate sums
   std::vector<std::vector<Pair>> experts_;
+  std::vector<Real> A1_, B1_, A2_, B2_;  // B times its scale
   std::vector<Real> values_[kOutputs];
 };
 
 }  // namespace
 
 const char* output_name(Output output) {
-  constexpr const char* kNames[kOutputs] = {"H", "O", "dX", "ds", "dW1", "dW2", "db1", "db2"};
+  constexpr const char* kNames[kOutputs] = {"H",   "O",   "dX",  "ds",  "dW1", "dW2",
+                                            "db1", "db2", "dA1", "dB1", "dA2", "dB2"};
   return kNames[output];
 }
 
@@ -303,6 +368,10 @@ bool wanted(const Case& test_case, Output output) {
     case kDW2: return gradients.dW2;
     case kDb1: return gradients.db1 && test_case.biases;
     case kDb2: return gradients.db2 && test_case.biases;
+    case kDA1:
+    case kDB1: return gradients.lora_1 && test_case.lora.rank_1() > 0;
+    case kDA2:
+    case kDB2: return gradients.lora_2 && test_case.lora.rank_2() > 0;
     case kOutputs: break;
   }
   return false;
@@ -313,12 +382,16 @@ int64_t row_width(const Case& test_case, Output output) {
   switch (output) {
     case kH:
     case kDb1: return test_case.h_width();
-    case kDW2: return test_case.n;
+    case kDW2:
+    case kDA2: return test_case.n;
+    case kDB1: return test_case.lora.rank_1();
+    case kDB2: return test_case.lora.rank_2();
     case kDs: return kPairsInARow;
     case kO:
     case kDX:
     case kDW1:
     case kDb2:
+    case kDA1:
     case kOutputs: break;
   }
   return test_case.d;

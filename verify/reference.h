@@ -10,11 +10,12 @@
 namespace tilemoe::verify {
 
 // The outputs that a case compares.
-enum Output { kH, kO, kDX, kDs, kDW1, kDW2, kDb1, kDb2, kOutputs };
+enum Output { kH, kO, kDX, kDs, kDW1, kDW2, kDb1, kDb2, kDA1, kDB1, kDA2, kDB2, kOutputs };
 const char* output_name(Output output);
 
 // One array for each output, empty if the case does not compute it. Layouts are those of Inputs;
-// H has the rows that exist, (M, h_width), and ds is (pairs).
+// H has the rows that exist, (M, h_width), and ds is (pairs). kDB1 and kDB2 are of the adapters' B,
+// kDb1 and kDb2 of the biases.
 using Results = std::array<std::vector<double>, kOutputs>;
 
 // Whether the case compares it. H of a huge case is left out: it would be tens of gigabytes.

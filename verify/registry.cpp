@@ -4,17 +4,11 @@
 #include <cstring>
 
 #include "core/activation_kinds.h"
+#include "lora_cases.h"
+#include "vary.h"
 
 namespace tilemoe::verify {
 namespace {
-
-// A named variation of a shape.
-template <class Change>
-Case vary(const char* name, Case shape, Change&& change) {
-  shape.name = name;
-  change(shape);
-  return shape;
-}
 
 // Sizes: T, d, n, E and K are different from each other and no multiples of a tile size, unless an
 // edge is tested.
@@ -312,8 +306,9 @@ std::vector<Case> make_bench_cases() {
 // In every dtype.
 std::vector<Case> make_all_verification_cases() {
   std::vector<Case> cases;
-  for (const auto& group : {activation_cases(), size_cases(), layout_cases(), top_k_cases(),
-                            other_routing_cases(), gradient_cases(), calibration_cases()})
+  for (const auto& group :
+       {activation_cases(), size_cases(), layout_cases(), top_k_cases(), other_routing_cases(),
+        gradient_cases(), calibration_cases(), lora_cases()})
     for (const Case& one : group)
       for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         cases.push_back(one);
@@ -367,6 +362,7 @@ bool has_integer_form(const Case& original) {
 Case integer_form(Case original) {
   original.data = Data::kIntegers;
   original.clamp = original.alpha = original.up_shift = 0;
+  original.lora.scale_1 = 2, original.lora.scale_2 = -1;
   switch (original.activation) {
     case Activation::kReGLU:
     case Activation::kReLU:

@@ -10,15 +10,26 @@
 
 namespace tilemoe::verify {
 
-enum class Spoiling { kZeroed, kTwoRowsSwapped, kExpertDropped };
-constexpr Spoiling kSpoilings[] = {Spoiling::kZeroed, Spoiling::kTwoRowsSwapped,
-                                   Spoiling::kExpertDropped};
+enum class Spoiling {
+  kZeroed,
+  kTwoRowsSwapped,
+  kExpertDropped,
+  kAdaptersSwapped,  // of two experts
+  kScaleTwice,       // of adapters
+  kRankSwapped,      // two columns of B of every adapter
+};
+constexpr Spoiling kSpoilings[] = {Spoiling::kZeroed,        Spoiling::kTwoRowsSwapped,
+                                   Spoiling::kExpertDropped, Spoiling::kAdaptersSwapped,
+                                   Spoiling::kScaleTwice,    Spoiling::kRankSwapped};
 const char* spoiling_name(Spoiling spoiling);
 
 // Spoils the results of one case.
 class Spoiler {
  public:
   Spoiler(const Inputs& inputs, const std::vector<Pair>& pairs, const Results& truth);
+
+  // Whether the spoiling is one of the tensor's: those of adapters, if it depends on them.
+  bool concerns(Spoiling spoiling, Output output) const;
 
   // Whether the truth can be spoiled: not if the tensor is zero, for a swap not if all rows are
   // equal, for a dropped expert not without pairs.
@@ -33,6 +44,10 @@ class Spoiler {
   std::optional<std::vector<float>> swap_rows(Output output, std::vector<float> values) const;
   std::optional<std::vector<float>> drop_expert(Output output, std::vector<float> values) const;
 
+  // The results with wrong adapters less the truth.
+  std::optional<Results> difference(const Inputs& wrong, const std::vector<Pair>& pairs) const;
+  const std::optional<Results>& difference_of(Spoiling spoiling) const;
+
   // The size of a row; in ds a row is one pair.
   std::ptrdiff_t row_size(Output output) const;
 
@@ -43,6 +58,7 @@ class Spoiler {
   // The contribution of one expert to each output: the expert with the fewest rows among those that
   // matter to some token.
   std::optional<Results> contribution_;
+  std::optional<Results> swapped_, scaled_twice_, rank_swapped_;  // empty without adapters
 };
 
 }  // namespace tilemoe::verify

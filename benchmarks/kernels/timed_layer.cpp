@@ -232,7 +232,7 @@ void TimedLayer::backward(StepObserver* observer) {
   args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
-  const tilemoe_backward_args c_args = args.to_c(all, dweights);
+  const tilemoe_backward_args c_args = args.to_c(all, dweights, {});
   tilemoe::backward(&experts, &c_args, observer);
   observed(observer, step::router_backward, [&] {
     router_backward({.scoring = scoring_of(case_),

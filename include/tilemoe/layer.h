@@ -46,11 +46,33 @@ struct WeightGradients {
   tilemoe_weights to_c() const { return {sizeof(tilemoe_weights), W1, W1_up, W2, b1, b1_up, b2}; }
 };
 
+// Low-rank adapters of the weights, and their gradients. The shapes are those of tilemoe_lora.
+struct Lora {
+  ConstTensor A1 = {}, B1 = {};        // (E, r, d), (E, 2n, r)
+  ConstTensor A1_up = {}, B1_up = {};  // (E, r, d), (E, n, r): a split gate's alone
+  ConstTensor A2 = {}, B2 = {};        // (E, r, n), (E, d, r)
+  float scale_1 = 1, scale_2 = 1;
+
+  tilemoe_lora to_c() const {
+    return {sizeof(tilemoe_lora), A1, B1, A1_up, B1_up, A2, B2, scale_1, scale_2};
+  }
+};
+struct LoraGradients {
+  Tensor A1 = {}, B1 = {}, A1_up = {}, B1_up = {}, A2 = {}, B2 = {};
+
+  tilemoe_lora to_c() const { return {sizeof(tilemoe_lora), A1, B1, A1_up, B1_up, A2, B2, 0, 0}; }
+};
+
 // What forward keeps for backward. The library keeps its state here.
 struct Saved : tilemoe_saved {
   Saved() : tilemoe_saved{} { struct_size = sizeof(tilemoe_saved); }
   // H (capacity, 2n), or (capacity, n) if the activation is not gated
   explicit Saved(const Tensor& pre_activation) : Saved() { H = pre_activation; }
+  // P1 (capacity, rank_1) and P2 (capacity, rank_2), each absent without its adapter
+  Saved(const Tensor& pre_activation, const Tensor& low_rank_1, const Tensor& low_rank_2)
+      : Saved(pre_activation) {
+    P1 = low_rank_1, P2 = low_rank_2;
+  }
 };
 
 struct ForwardArgs {
@@ -65,6 +87,7 @@ struct ForwardArgs {
   void* stream = nullptr;
   int block_turns = 0;
   const tilemoe_part* part = nullptr;
+  const tilemoe_packed_lora* lora = nullptr;  // from Experts::pack_lora(); null without adapters
 
   // The C struct, valid as long as `c_weights` exists.
   tilemoe_forward_args to_c(const tilemoe_weights& c_weights) const {
@@ -76,6 +99,7 @@ struct ForwardArgs {
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     args.block_turns = block_turns;
     args.part = part;
+    args.lora = lora;
     return args;
   }
 };
@@ -97,10 +121,12 @@ struct BackwardArgs {
   void* stream = nullptr;
   int block_turns = 0;
   const tilemoe_part* part = nullptr;
+  const tilemoe_packed_lora* lora = nullptr;
+  LoraGradients dlora = {};
 
-  // The C struct, valid as long as both weights exist.
-  tilemoe_backward_args to_c(const tilemoe_weights& c_weights,
-                             const tilemoe_weights& c_dweights) const {
+  // The C struct, valid as long as the weights and gradients exist.
+  tilemoe_backward_args to_c(const tilemoe_weights& c_weights, const tilemoe_weights& c_dweights,
+                             const tilemoe_lora& c_dlora) const {
     tilemoe_backward_args args{};
     args.struct_size = sizeof args;
     args.mode = static_cast<tilemoe_backward_mode>(mode);
@@ -114,6 +140,8 @@ struct BackwardArgs {
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     args.block_turns = block_turns;
     args.part = part;
+    args.lora = lora;
+    args.dlora = &c_dlora;
     return args;
   }
 };
@@ -128,6 +156,7 @@ struct Experts {
   GateLayout gate_layout = GateLayout::kConcatenated;
   float clamp = 0, alpha = 0, up_shift = 0;
   int32_t column_blocks = 0;
+  int32_t rank_1 = 0, rank_2 = 0;  // of adapters
 
   tilemoe_experts to_c() const {
     tilemoe_experts experts{};
@@ -139,6 +168,7 @@ struct Experts {
     experts.gate_layout = static_cast<tilemoe_gate_layout>(gate_layout);
     experts.clamp = clamp, experts.alpha = alpha, experts.up_shift = up_shift;
     experts.column_blocks = column_blocks;
+    experts.rank_1 = rank_1, experts.rank_2 = rank_2;
     return experts;
   }
 
@@ -164,6 +194,29 @@ struct Experts {
     return bytes_of(routing, TILEMOE_PASS_BACKWARD, static_cast<tilemoe_backward_mode>(mode),
                     gradients);
   }
+  size_t packed_lora_bytes() const {
+    const tilemoe_experts experts = to_c();
+    size_t size = 0;
+    check(tilemoe_packed_lora_bytes(&experts, &size));
+    return size;
+  }
+  // Packs adapters into `memory`, of packed_lora_bytes() bytes or more, for forward() and backward()
+  // with weights of these strides.
+  tilemoe_packed_lora pack_lora(const Lora& lora, const Weights& weights, void* memory,
+                                size_t bytes, void* stream = nullptr) const {
+    const tilemoe_experts experts = to_c();
+    const tilemoe_lora c_lora = lora.to_c();
+    const tilemoe_weights c_weights = weights.to_c();
+    tilemoe_pack_lora_args args{};
+    args.struct_size = sizeof args;
+    args.lora = &c_lora, args.weights = &c_weights;
+    args.memory = memory, args.bytes = bytes, args.stream = stream;
+    tilemoe_packed_lora packed{};
+    packed.struct_size = sizeof packed;
+    check(tilemoe_pack_lora(&experts, &args, &packed));
+    return packed;
+  }
+
   void forward(const ForwardArgs& args) const {
     const tilemoe_experts experts = to_c();
     const tilemoe_weights weights = args.weights.to_c();
@@ -173,7 +226,8 @@ struct Experts {
   void backward(const BackwardArgs& args) const {
     const tilemoe_experts experts = to_c();
     const tilemoe_weights weights = args.weights.to_c(), gradients = args.dweights.to_c();
-    const tilemoe_backward_args c_args = args.to_c(weights, gradients);
+    const tilemoe_lora dlora = args.dlora.to_c();
+    const tilemoe_backward_args c_args = args.to_c(weights, gradients, dlora);
     check(tilemoe_backward(&experts, &c_args));
   }
 

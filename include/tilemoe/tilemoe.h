@@ -535,6 +535,9 @@ typedef struct tilemoe_experts {
    * the backward exist in this number of column blocks, one after the other. A block has a multiple
    * of 64 columns; 0 and 1: all columns at once. The results have the same error bounds. */
   int32_t column_blocks;
+  /* Low-rank adapters (tilemoe_lora): columns of P1 and P2. 0: W1, or W2, has no adapter. */
+  int32_t rank_1;
+  int32_t rank_2;
 } tilemoe_experts;
 
 /* The experts' weights, in the checkpoint's own layout, or their gradients. A weight's last two
@@ -551,6 +554,65 @@ typedef struct tilemoe_weights {
   tilemoe_tensor b1_up; /* (E, n) when split and biased, else absent */
   tilemoe_tensor b2;    /* (E, d); optional */
 } tilemoe_weights;
+
+/* Low-rank adapters, LoRA (arXiv 2106.09685): the layer computes with W1 + scale_1 B1 A1 and
+ * W2 + scale_2 B2 A2 for every expert, without making these sums. Or the gradients of A and B. An
+ * adapter of W1 or of W2 may be absent: both of its factors. A split gate may have an adapter of W1,
+ * of W1_up, or of both, each with its own rank. A rank is a multiple of 8, at most 256 (pad with
+ * zeros: exact).
+ *
+ *   P1 = X A1^T        H = [X, P1] [W1, scale_1 B1]^T
+ *   P2 = A A2^T        Y = [A, P2] [W2, scale_2 B2]^T
+ *   Q2 = dO scale_2 B2     dA' = [dO, Q2] [W2; A2]
+ *   Q1 = dH scale_1 B1     dX~ = [dH, Q1] [W1; A1]
+ *   dA1 = Q1^T X       dB1 = dH^T (scale_1 P1)
+ *   dA2 = Q2^T (s A)   dB2 = dO^T (scale_2 s P2)
+ *
+ * A, scale B, P, Q, scale P and scale s P are rounded to the experts' dtype; sums are float32. With
+ * B = 0, O and dX have the bits of the layer without adapters. */
+#define TILEMOE_MAX_RANK 256
+typedef struct tilemoe_lora {
+  uint64_t struct_size;
+  tilemoe_tensor A1;      /* (E, r, d) */
+  tilemoe_tensor B1;      /* (E, 2n, r) in W1's row order, or (E, n, r) when split or not gated */
+  tilemoe_tensor A1_up;   /* (E, r, d), only when split */
+  tilemoe_tensor B1_up;   /* (E, n, r), only when split */
+  tilemoe_tensor A2;      /* (E, r, n) */
+  tilemoe_tensor B2;      /* (E, d, r) */
+  float scale_1, scale_2; /* not read in gradients */
+} tilemoe_lora;
+
+/* Adapters as the GEMMs read them: in the experts' dtype, with scale in B, in the order of H's
+ * columns and in the major of the weights. tilemoe_pack_lora fills it; it refers to the caller's
+ * memory. It serves every call until A, B or a scale changes. */
+typedef struct tilemoe_packed_lora {
+  uint64_t struct_size;
+  tilemoe_tensor A1; /* (E, rank_1, d) */
+  tilemoe_tensor B1; /* (E, columns of H, rank_1) */
+  tilemoe_tensor A2; /* (E, rank_2, n) */
+  tilemoe_tensor B2; /* (E, d, rank_2) */
+  float scale_1, scale_2;
+  int32_t rank_gate; /* split: the columns of P1 before those of W1_up's adapter */
+  int32_t reserved;
+} tilemoe_packed_lora;
+
+/* Bytes of the memory for packed adapters: of experts.rank_1 and rank_2. rank_1 is the rank of A1;
+ * when split, the sum of both ranks. */
+TILEMOE_API tilemoe_status tilemoe_packed_lora_bytes(const tilemoe_experts* experts, size_t* bytes);
+/* Packs adapters into `memory` (on 16 bytes) and fills *packed. `lora`: float32, bfloat16 or float16,
+ * any strides. `weights`: W1 and W2 with the strides that the layer's calls will have; no data is
+ * read. */
+typedef struct tilemoe_pack_lora_args {
+  uint64_t struct_size;
+  const tilemoe_lora* lora;
+  const tilemoe_weights* weights;
+  void* memory;
+  size_t bytes; /* at least tilemoe_packed_lora_bytes */
+  void* stream;
+} tilemoe_pack_lora_args;
+TILEMOE_API tilemoe_status tilemoe_pack_lora(const tilemoe_experts* experts,
+                                             const tilemoe_pack_lora_args* args,
+                                             tilemoe_packed_lora* packed);
 
 /* The state of a forward pass from which backward starts. */
 typedef enum tilemoe_saved_state TILEMOE_INT {
@@ -571,6 +633,8 @@ typedef struct tilemoe_saved {
   int32_t reserved;
   int64_t parts_tokens; /* set by backward: tokens whose dH lies over H in SAVED_PARTS_OF_DH; not
                            counted in the smaller struct of an older caller */
+  tilemoe_tensor P1;    /* (capacity, rank_1), contiguous; absent without an adapter of W1 */
+  tilemoe_tensor P2;    /* (capacity, rank_2), contiguous; absent without an adapter of W2 */
 } tilemoe_saved;
 
 /* Bytes that live from forward to backward. */
@@ -580,6 +644,7 @@ typedef struct tilemoe_saved_size {
   size_t H;
   size_t routing; /* tilemoe_routing_bytes */
   size_t total;
+  size_t P1, P2; /* of adapters; part of `total` */
 } tilemoe_saved_size;
 /* Fills *size, up to the struct_size that the caller set in it. */
 TILEMOE_API tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
@@ -625,7 +690,9 @@ enum {
   TILEMOE_GRADIENT_W2 = 16,
   TILEMOE_GRADIENT_B1 = 32,
   TILEMOE_GRADIENT_B1_UP = 64,
-  TILEMOE_GRADIENT_B2 = 128
+  TILEMOE_GRADIENT_B2 = 128,
+  TILEMOE_GRADIENT_LORA_1 = 256, /* of A1, B1, A1_up and B1_up */
+  TILEMOE_GRADIENT_LORA_2 = 512  /* of A2 and B2 */
 };
 
 typedef struct tilemoe_workspace_query {
@@ -686,6 +753,7 @@ typedef struct tilemoe_forward_args {
   const tilemoe_part*
       part; /* null: the whole pass. Else this part's rows of H and of O are written,
                                and no other token's row of X is read */
+  const tilemoe_packed_lora* lora; /* required if experts.rank_1 or rank_2 is not 0, else null */
 } tilemoe_forward_args;
 TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
                                            const tilemoe_forward_args* args);
@@ -717,6 +785,9 @@ typedef struct tilemoe_backward_args {
    * state counts the parts' tokens: a part that comes twice, a last part before all tokens came, and
    * any other backward once the first part was computed are refused. */
   const tilemoe_part* part;
+  const tilemoe_packed_lora* lora; /* as in forward */
+  const tilemoe_lora* dlora; /* out: gradients of A and B, each in the experts' dtype or float32;
+                                written or added to, as dweights; null: none is computed */
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
                                             const tilemoe_backward_args* args);

@@ -135,6 +135,7 @@ void check_overlap(const char* name, const tilemoe_tensor& tensor) {
 
 void check_strides(const char* name, const tilemoe_tensor& tensor, const TensorRule& rule) {
   if (rule.strides == Strides::kContiguous) return check_contiguous(name, tensor);
+  if (rule.strides == Strides::kAny) return check_overlap(name, tensor);
   const bool either = rule.strides == Strides::kMatrixEitherMajor;
   const int last = tensor.ndim - 1;
   const int inner = either && tensor.stride[last] != 1 ? last - 1 : last;

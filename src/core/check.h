@@ -78,6 +78,13 @@ inline constexpr size_t kMinBytes<tilemoe_experts> = offsetof(tilemoe_experts, c
 template <>
 inline constexpr size_t kMinBytes<tilemoe_weights> = offsetof(tilemoe_weights, b1);
 template <>
+inline constexpr size_t kMinBytes<tilemoe_lora> = offsetof(tilemoe_lora, scale_1);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_packed_lora> = offsetof(tilemoe_packed_lora, scale_1);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_pack_lora_args> = offsetof(tilemoe_pack_lora_args,
+                                                                     stream);
+template <>
 inline constexpr size_t kMinBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
 template <>
 inline constexpr size_t kMinBytes<tilemoe_saved> = offsetof(tilemoe_saved, parts_tokens);
@@ -142,6 +149,7 @@ size_t round_up(size_t bytes, size_t to);
 enum class Strides {
   kContiguous,  // dense, last dimension fastest
   kRows,        // last dimension contiguous, the others any multiple of 16 bytes, not overlapping
+  kAny,         // any that do not overlap
   kMatrixEitherMajor  // of the last two dimensions one is contiguous, the other a multiple of 16
                       // bytes
 };

@@ -65,6 +65,8 @@ void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int
   const Matrix W2 = expert_matrix(step.W2, tile.expert).at(0, first);
   multiply(tile.rows, columns, experts.d, dO, W2, /*add=*/false, scratch.tile, columns,
            scratch.panels);
+  add_adapter(step.adapter, tile.expert, tile.first, tile.rows, first, columns, scratch.tile,
+              columns, scratch.panels);
 
   const Matrix H = row_matrix(step.H);
   const Matrix dH = step.dH.ndim ? row_matrix(step.dH) : Matrix{};

@@ -14,6 +14,8 @@ void project(const DownProjection& step, const RowTile& tile, int64_t first, int
   const OutputTile Y(row_matrix(step.Y).at(tile.first, first), tile.rows, columns, scratch.tile);
   multiply(tile.rows, columns, step.experts->n, A, W2.transposed(), /*add=*/false, Y.data(),
            Y.row_stride(), scratch.panels);
+  add_adapter(step.adapter, tile.expert, tile.first, tile.rows, first, columns, Y.data(),
+              Y.row_stride(), scratch.panels);
   if (step.b2.ndim) {
     const Matrix b2 = expert_matrix(step.b2, tile.expert).at(first, 0);
     for (int64_t i = 0; i < tile.rows; ++i) add_scaled(b2.data, b2.dtype, 1.0f, Y.row(i), columns);

@@ -149,6 +149,16 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, con
   }
 }
 
+void add_adapter(const Adapter& adapter, int64_t expert, int64_t first_row, int64_t rows,
+                 int64_t first_column, int64_t columns, float* C, int64_t row_stride,
+                 float* panels) {
+  if (!present(adapter.rows)) return;
+  const Matrix P = row_matrix(adapter.rows).at(first_row, 0);
+  const Matrix factor = expert_matrix(adapter.factor, expert).at(first_column, 0);
+  multiply(rows, columns, adapter.rows.shape[1], P, factor.transposed(), /*add=*/true, C,
+           row_stride, panels);
+}
+
 OutputTile::OutputTile(const Matrix& out, int64_t rows, int64_t columns, float* scratch)
     : out_(out),
       rows_(rows),

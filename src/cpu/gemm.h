@@ -18,6 +18,12 @@ int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth);
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
               bool add, float* C, int64_t row_stride, float* panels);
 
+// C += rows factor^T, for the rows of `adapter` from `first_row` and the rows of its factor from
+// `first_column`. Nothing without an adapter.
+void add_adapter(const Adapter& adapter, int64_t expert, int64_t first_row, int64_t rows,
+                 int64_t first_column, int64_t columns, float* C, int64_t row_stride,
+                 float* panels);
+
 // The destination of the float32 result of a GEMM: the output itself if it is float32 with
 // contiguous rows, else scratch, from which store() converts it.
 class OutputTile {

@@ -20,6 +20,8 @@ void project(const InputGradient& step, const RowTile& tile, int64_t first, int6
              part.weights.at(0, first), add, dX.data(), dX.row_stride(), scratch.panels);
     add = true;
   }
+  add_adapter(step.adapter, tile.expert, tile.first, tile.rows, first, columns, dX.data(),
+              dX.row_stride(), scratch.panels);
   dX.store(/*add=*/false);
 }
 

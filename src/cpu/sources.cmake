@@ -16,6 +16,8 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/score_gradient.cpp
   cpu/weight_gradient.cpp
   cpu/input_gradient.cpp
+  cpu/lora_projection.cpp
+  cpu/pack_lora.cpp
   cpu/bias_gradient.cpp
   cpu/top_k.cpp
   cpu/route.cpp

@@ -21,7 +21,8 @@ int64_t tile_floats() {
 int64_t largest_panels(const tilemoe_experts& experts, int64_t capacity) {
   const int64_t h_width = tilemoe_activation_gated(experts.activation) ? 2 * experts.n : experts.n;
   const int64_t d = experts.d;
-  const int64_t projection = panel_floats(kTileRows, kOuterColumns, std::max(h_width, d));
+  const int64_t rank = std::max(experts.rank_1, experts.rank_2);
+  const int64_t projection = panel_floats(kTileRows, kOuterColumns, std::max({h_width, d, rank}));
   const int64_t gradient = panel_floats(kGradientTile, kGradientTile, std::min(capacity, kDepth));
   return std::max(projection, gradient);
 }

@@ -40,6 +40,10 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
     multiply(tile.rows, part.columns, experts.d, X, part.weights.transposed(), /*add=*/false,
              accumulator + part.half * up_offset, row_stride, scratch.panels);
 
+  for (int half = 0; half < (gated ? 2 : 1); ++half)
+    add_adapter(step.adapter, tile.expert, tile.first, tile.rows, half * experts.n + first, columns,
+                accumulator + half * up_offset, row_stride, scratch.panels);
+
   const UpParts biases =
       up_parts(experts, step.weights.b1, step.weights.b1_up, tile.expert, first, columns);
   alignas(64) float buffer[kInnerColumns];

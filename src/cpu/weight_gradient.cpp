@@ -1,9 +1,11 @@
-// Both weight gradients: per expert, the sum over its rows of outer products.
+// Both weight gradients, and those of adapters: per expert, the sum over its rows of outer products.
 
 #include <algorithm>
 
 #include "core/backend.h"
+#include "core/check.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/elementwise.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
 #include "cpu/thread_pool.h"
@@ -130,6 +132,83 @@ void weight_gradient_2(const WeightGradient2& step) {
                         .rows = experts.d,
                         .columns = experts.n};
   });
+}
+
+// P' = scale [s] P, rounded, in the step's scratch; then dA_e = Q_e^T input_e, dB_e = dOut_e^T P'_e.
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+// Of P' (capacity, rank).
+size_t scaled_bytes(tilemoe_dtype dtype, int64_t capacity, int64_t rank) {
+  return round_up(static_cast<size_t>(capacity * rank) * tilemoe_dtype_size(dtype), kAlignment);
+}
+
+// Rows past the experts' last are not read.
+Matrix scaled_P(const LoraGradient& step, char* memory) {
+  const int64_t rank = step.P.shape[1], rows = step.rows.offsets[step.rows.E];
+  Matrix scaled = row_matrix(step.P);
+  scaled.data = memory, scaled.row_stride = rank;
+  const Matrix P = row_matrix(step.P);
+  parallel_for(tile_count(rows, kTileRows), [&](int64_t task, int /*worker*/) {
+    alignas(64) float values[TILEMOE_MAX_RANK];
+    const int64_t end = std::min(rows, (task + 1) * kTileRows);
+    for (int64_t r = task * kTileRows; r < end; ++r) {
+      const bool scores = !step.gathers_input && step.rows.score != nullptr;
+      const float scale = step.scale * (scores ? step.rows.score[r] : 1.0f);
+      to_float(P.row(r), P.dtype, 1, values, rank);
+      for (int64_t j = 0; j < rank; ++j) values[j] *= scale;
+      from_float(values, scaled.row(r), scaled.dtype, 1, rank, /*add=*/false);
+    }
+  });
+  return scaled;
+}
+
+}  // namespace
+
+size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
+  const int64_t rank = std::max(experts.rank_1, experts.rank_2);
+  return kAlignment + scaled_bytes(experts.dtype, sizes.capacity, rank) +
+         StepScratch::bytes(experts, sizes.capacity);
+}
+
+void lora_gradient(const LoraGradient& step) {
+  const tilemoe_experts& experts = *step.experts;
+  const int64_t rank = step.P.shape[1];
+  const auto address = reinterpret_cast<uintptr_t>(step.scratch.data);
+  char* const memory =
+      static_cast<char*>(step.scratch.data) + (round_up(address, kAlignment) - address);
+  const size_t used = static_cast<size_t>(memory - static_cast<char*>(step.scratch.data)) +
+                      scaled_bytes(experts.dtype, step.rows.capacity, rank);
+  const StepScratch scratch(
+      experts, step.rows.capacity,
+      {static_cast<char*>(step.scratch.data) + used, step.scratch.bytes - used});
+  const int32_t* const token = step.rows.token;
+  const Matrix input = row_matrix(step.input, step.gathers_input ? token : nullptr);
+  const Matrix dOut = row_matrix(step.dOut, step.gathers_input ? nullptr : token);
+  if (present(step.dA)) {
+    const Matrix Q = row_matrix(step.Q);
+    sum_outer_products(step.rows, step.accumulate, scratch, [&](int64_t expert) {
+      return OuterProduct{.left = Q,
+                          .right = input,
+                          .out = expert_matrix(step.dA, expert),
+                          .rows = rank,
+                          .columns = step.input.shape[1]};
+    });
+  }
+  if (step.parts == 0) return;
+  const Matrix P = scaled_P(step, memory);
+  for (int p = 0; p < step.parts; ++p) {
+    const LoraGradient::Part& part = step.part[p];
+    sum_outer_products(step.rows, step.accumulate, scratch, [&](int64_t expert) {
+      return OuterProduct{.left = dOut.at(0, part.first),
+                          .right = P,
+                          .out = expert_matrix(part.dB, expert),
+                          .rows = part.dB.shape[1],
+                          .columns = rank};
+    });
+  }
 }
 
 }  // namespace tilemoe::cpu

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "cuda/arch.h"
 #include "cuda/core/device.h"
+#include "cuda/gemm/schedule/sizes.h"
 #include "cuda/gemm/schedule/splits.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/layer_gemms.h"
@@ -77,12 +78,16 @@ void check_call_limits(const LayerTensors& tensors) {
   check_matrices("dweights.W2", tensors.gradients.W2);
 
   const int64_t E = tensors.experts.E, d = tensors.experts.d, n = tensors.experts.n;
-  const int64_t widest = std::max(d, 2 * n);
+  // Columns of P and Q, and of one adapter. Each gradient of a factor has the rank on one side.
+  const int64_t columns = std::max(tensors.experts.rank_1, tensors.experts.rank_2);
+  const int64_t rank = max_rank(tensors.experts);
+  const int64_t widest = std::max({d, 2 * n, columns});
   const tilemoe_routing_spec& routing = tensors.routing;
   check_count("the GEMMs", routing.capacity / kMinTileRows + std::min(E, routing.capacity),
               blocks_of(widest, kMinTileColumns), tensors);
-  const ReferenceTiles of_parts = ReferenceTiles::of(d, n, 2),
-                       of_both = ReferenceTiles::of(d, 2 * n, 1);
+  const int64_t gathered = std::max(d, rank);
+  const ReferenceTiles of_parts = ReferenceTiles::of(gathered, n, 2),
+                       of_both = ReferenceTiles::of(gathered, 2 * n, 1);
   const int32_t n_blocks = std::max(of_parts.n_blocks, of_both.n_blocks);
   check_count("the weight gradients", E, int64_t{of_parts.m_blocks} * n_blocks, tensors);
   check_count("the bias gradients", E, blocks_of(widest, kBiasColumns), tensors);

@@ -7,6 +7,7 @@
 #include "cuda/core/gemm_steps.h"
 #include "cuda/gemm/schedule/sizes.h"
 #include "cuda/gemm/schedule/splits.h"
+#include "cuda/kernels/kernels.h"
 #include "cuda/ops/table.h"
 #include "cuda/plan.h"
 
@@ -55,12 +56,27 @@ void run_weight_gradient(WeightGradient step, int32_t workers) {
       arch_of(step.tuning.plan),
       {.recipe = recipe_of(*step.experts), .float_out = out.is_float32, .out = out.major}};
   const std::span<const TileConfiguration> tiles = tiles_of(key);
-  // The tile of a CTA is half of a reference tile.
-  const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const auto& each) {
-    return each.block_n == column_block(step.dense_columns);
-  });
+  // The tile of a CTA is half of a reference tile. A factor may take only the narrow part of it:
+  // the columns of that half that exist. Weight gradients keep the wide one, however few they have.
+  const bool is_narrow = step.of_factor && step.dense_columns <= kNarrowColumns;
+  const int block = is_narrow ? kNarrowColumns : column_block(step.dense_columns);
+  const auto tile = std::find_if(tiles.begin(), tiles.end(),
+                                 [&](const auto& each) { return each.block_n == block; });
   TILEMOE_ASSERT(tile != tiles.end(), "a weight gradient without a kernel");
   start(&*tile, step);
+}
+
+// Adds an output. A launch has outputs of one width, one dtype and one major: if this one differs,
+// the outputs so far are computed first.
+void add_output(WeightGradient& step, const WeightGradient::Part& part, int32_t workers) {
+  const int64_t columns = part.out.shape[1];
+  if (step.parts > 0 &&
+      (step.dense_columns != columns || output_of(step.part[0].out) != output_of(part.out))) {
+    run_weight_gradient(step, workers);
+    step.parts = 0;
+  }
+  step.dense_columns = columns;
+  step.part[step.parts++] = part;
 }
 
 }  // namespace
@@ -96,7 +112,7 @@ void weight_gradient_1(const WeightGradient1& step) {
   WeightGradient gradient{.experts = step.experts,
                           .rows = step.rows,
                           .dense = step.dH,
-                          .dense_columns = parts.columns,
+                          .dense_columns = 0,
                           .gathered = step.X,
                           .part = {},
                           .parts = 0,
@@ -107,15 +123,100 @@ void weight_gradient_1(const WeightGradient1& step) {
                           .tuning = step.tuning};
   for (int p = 0; p < parts.count; ++p) {
     const tilemoe_tensor& out = parts.part[p];
-    if (!present(out)) continue;
-    // A launch has outputs of one dtype and one major: parts that differ take one launch each.
-    if (gradient.parts > 0 && output_of(gradient.part[0].out) != output_of(out)) {
-      run_weight_gradient(gradient, step.workers);
-      gradient.parts = 0;
-    }
-    gradient.part[gradient.parts++] = {.out = out, .dense_first = p * parts.columns};
+    if (present(out))
+      add_output(gradient, {.out = out, .dense_first = p * parts.columns}, step.workers);
   }
   run_weight_gradient(gradient, step.workers);
+}
+
+// ---- low-rank adapters
+
+void lora_projection(const LoraProjection& step) {
+  start(kernel_of(step), step);
+}
+
+namespace {
+
+// Scaled P (capacity, rank), which precedes the scratch of the GEMMs. A rank is a multiple of 8, so
+// these bytes are one of 16.
+size_t scaled_bytes(const tilemoe_experts& experts, int64_t capacity, int64_t rank) {
+  return static_cast<size_t>(capacity * rank) * tilemoe_dtype_size(experts.dtype);
+}
+
+// Columns [first, first + count) of a matrix.
+tilemoe_tensor columns_of(tilemoe_tensor rows, int64_t first, int64_t count) {
+  rows.data =
+      static_cast<char*>(rows.data) + first * static_cast<int64_t>(tilemoe_dtype_size(rows.dtype));
+  rows.shape[1] = count;
+  return rows;
+}
+
+}  // namespace
+
+size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
+  const int64_t rank = max_rank(experts);
+  if (rank == 0) return 0;
+  const int sms = device_of(sizes.plan).sms;
+  return scaled_bytes(experts, sizes.capacity, rank) +
+         ExpertRanks::bytes(experts.E, lora_gradient_splits(experts, sizes, sms));
+}
+
+// X and dO are the gathered side of a GEMM, dH and A' the dense side; P and Q are the other side of
+// each.
+void lora_gradient(const LoraGradient& step) {
+  const size_t bytes = scaled_bytes(*step.experts, step.rows.capacity, step.P.shape[1]);
+  TILEMOE_ASSERT(step.scratch.bytes >= bytes, step.scratch.bytes << " bytes of scratch for P");
+  WeightGradient gradient{
+      .experts = step.experts,
+      .rows = step.rows,
+      .dense = {},
+      .dense_columns = 0,
+      .gathered = {},
+      .part = {},
+      .parts = 0,
+      .accumulate = step.accumulate,
+      .scratch = {static_cast<char*>(step.scratch.data) + bytes, step.scratch.bytes - bytes},
+      .splits = 0,
+      .stream = step.stream,
+      .tuning = step.tuning,
+      .of_factor = true};
+  // Computes the outputs that are wanted: dense^T gathered.
+  const auto compute = [&](const tilemoe_tensor& gathered, const int32_t* token,
+                           const tilemoe_tensor& dense, const auto& outputs) {
+    gradient.gathered = gathered, gradient.rows.token = token, gradient.dense = dense;
+    gradient.parts = 0;
+    for (const WeightGradient::Part& output : outputs)
+      if (present(output.out)) add_output(gradient, output, step.workers);
+    run_weight_gradient(gradient, step.workers);
+  };
+  using OneOutput = WeightGradient::Part[1];
+  const int32_t* const token = step.rows.token;
+
+  if (step.gathers_input)
+    compute(step.input, token, step.Q, OneOutput{{step.dA, 0}});
+  else
+    compute(step.Q, nullptr, step.input, OneOutput{{transposed(step.dA), 0}});
+
+  WeightGradient::Part dB[2] = {};
+  for (int p = 0; p < step.parts; ++p) dB[p] = {step.part[p].dB, step.part[p].first};
+  if (!present(dB[0].out) && !present(dB[1].out)) return;
+  tilemoe_tensor P = step.P;
+  P.data = step.scratch.data, P.stride[0] = P.shape[1];
+  scale_rows({.rows = step.rows,
+              .from = step.P,
+              .scale = step.scale,
+              .score = step.gathers_input ? nullptr : step.rows.score,
+              .to = P,
+              .device = device_of(step.tuning.plan),
+              .stream = step.stream});
+  if (step.gathers_input) {
+    compute(P, nullptr, step.dOut, dB);
+    return;
+  }
+  for (const auto& [out, first] : dB)
+    if (present(out))
+      compute(columns_of(step.dOut, first, out.shape[1]), token, P,
+              OneOutput{{transposed(out), 0}});
 }
 
 }  // namespace tilemoe::cuda

@@ -11,7 +11,10 @@ void activation_gradient(const ActivationGradient& step);
 void weight_gradient_2(const WeightGradient2& step);
 void input_gradient(const InputGradient& step);
 void weight_gradient_1(const WeightGradient1& step);
+void lora_projection(const LoraProjection& step);
+void lora_gradient(const LoraGradient& step);
 size_t weight_gradient_1_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 size_t weight_gradient_2_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
+size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 
 }  // namespace tilemoe::cuda

@@ -104,10 +104,11 @@ KernelKey key_of(const UpProjection& step) {
   Variant general{.recipe = recipe_of(experts),
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
-                  .interleaved_columns = has_interleaved_columns(experts, W1)};
+                  .interleaved_columns = has_interleaved_columns(experts, W1),
+                  .adapter = present(step.adapter.rows)};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
-  special.gathers = step.rows.token != nullptr;
+  special.gathers = step.rows.token != nullptr || general.adapter;
   const KernelKey key{GemmName::kUpProjection, arch_of(step.tuning.plan), general};
   return is_plain_swiglu(experts) ? either({key.gemm, key.arch, special}, key) : key;
 }
@@ -115,14 +116,17 @@ KernelKey key_of(const UpProjection& step) {
 KernelKey key_of(const DownProjection& step) {
   return {GemmName::kDownProjection,
           arch_of(step.tuning.plan),
-          {.recipe = recipe_of(*step.experts), .weights = major_of(step.W2)}};
+          {.recipe = recipe_of(*step.experts),
+           .weights = major_of(step.W2),
+           .adapter = present(step.adapter.rows)}};
 }
 
 KernelKey key_of(const ActivationGradient& step) {
   const tilemoe_experts& experts = *step.experts;
   Variant general{.recipe = recipe_of(experts),
                   .weights = major_of_transpose(step.W2),
-                  .activations = activations_of(experts)};
+                  .activations = activations_of(experts),
+                  .adapter = present(step.adapter.rows)};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
   const KernelKey key{GemmName::kActivationGradient, arch_of(step.tuning.plan), general};
@@ -133,7 +137,9 @@ KernelKey key_of(const ActivationGradient& step) {
 KernelKey key_of(const InputGradient& step) {
   return {GemmName::kInputGradient,
           arch_of(step.tuning.plan),
-          {.recipe = recipe_of(*step.experts), .weights = major_of_transpose(step.weights.W1)}};
+          {.recipe = recipe_of(*step.experts),
+           .weights = major_of_transpose(step.weights.W1),
+           .adapter = present(step.adapter.rows)}};
 }
 
 Kernel kernel_of(const UpProjection& step) {
@@ -148,6 +154,22 @@ Kernel kernel_of(const ActivationGradient& step) {
 Kernel kernel_of(const InputGradient& step) {
   if (step.tuning.plan == nullptr) return choose(step);
   return planned_or_chosen(step, step.tuning.plan->input_gradient);
+}
+
+// ---- low-rank adapters
+
+KernelKey key_of(const LoraProjection& step) {
+  return {GemmName::kLoraProjection,
+          arch_of(step.tuning.plan),
+          {.recipe = recipe_of(*step.experts),
+           .weights = major_of(step.factor),
+           .gathers = step.rows.token != nullptr}};
+}
+
+Kernel kernel_of(const LoraProjection& step) {
+  const std::span<const TileConfiguration> tiles = tiles_of(key_of(step));
+  TILEMOE_ASSERT(tiles.size() == 1, tiles.size() << " kernels of a projection of adapters");
+  return tiles.data();
 }
 
 // ---- the plan of a call
@@ -165,6 +187,7 @@ struct PlanKey {
   int device;
   uint32_t arch_requests;  // a request for another arch makes new plans
   int64_t E, d, n, capacity, Y_columns, dX_columns, dX_columns_over_H;
+  int32_t rank_1, rank_2;
   tilemoe_dtype dtype;
   tilemoe_activation activation;
   tilemoe_gate_layout gate_layout;
@@ -174,8 +197,9 @@ struct PlanKey {
 
   size_t hash() const {
     size_t mixed = 0;
-    for (const int64_t number : {int64_t{device}, int64_t{arch_requests}, E, d, n, capacity,
-                                 Y_columns, dX_columns, int64_t{dtype}, int64_t{activation}})
+    for (const int64_t number :
+         {int64_t{device}, int64_t{arch_requests}, E, d, n, capacity, Y_columns, dX_columns,
+          int64_t{rank_1}, int64_t{rank_2}, int64_t{dtype}, int64_t{activation}})
       mixed = (mixed ^ static_cast<size_t>(number)) * 0x9e3779b97f4a7c15;
     return mixed >> 32;
   }
@@ -192,6 +216,8 @@ PlanKey key_of(const PlanRequest& request, const DeviceInfo& device) {
           .Y_columns = request.Y_columns,
           .dX_columns = request.dX_columns,
           .dX_columns_over_H = request.dX_columns_over_H,
+          .rank_1 = experts.rank_1,
+          .rank_2 = experts.rank_2,
           .dtype = experts.dtype,
           .activation = experts.activation,
           .gate_layout = experts.gate_layout,
@@ -214,26 +240,36 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
     step.tuning.plan = &plan;
     return step;
   };
+  // As far as a kernel depends on it: whether there is one.
+  const auto adapter_of = [](int32_t rank) {
+    Adapter adapter{};
+    if (rank > 0) adapter.rows.ndim = 2;
+    return adapter;
+  };
   const auto planned = [](const auto& step) {
     return ProjectionPlan{choose(step), size_of(step).columns};
   };
 
   auto up = step_of(UpProjection{});
   up.weights = weights;
+  up.adapter = adapter_of(request.experts.rank_1);
   plan.up_projection = planned(up);
 
   auto down = step_of(DownProjection{});
   down.W2 = request.weights.W2;
   down.Y.shape[1] = request.Y_columns;
+  down.adapter = adapter_of(request.experts.rank_2);
   plan.down_projection = planned(down);
 
   auto activation = step_of(ActivationGradient{});
   activation.W1 = weights.W1, activation.W2 = request.weights.W2;
+  activation.adapter = adapter_of(request.experts.rank_2);
   plan.activation_gradient = planned(activation);
 
   auto input = step_of(InputGradient{});
   input.weights = weights;
   input.dH.shape[1] = plan.up_projection.columns;
+  input.adapter = adapter_of(request.experts.rank_1);
   input.dX_rows.shape[1] = request.dX_columns;
   plan.input_gradient[0] = planned(input);
   input.dX_rows.shape[1] = request.dX_columns_over_H;

@@ -27,11 +27,13 @@ Kernel kernel_of(const UpProjection& step);
 Kernel kernel_of(const DownProjection& step);
 Kernel kernel_of(const ActivationGradient& step);
 Kernel kernel_of(const InputGradient& step);
+Kernel kernel_of(const LoraProjection& step);  // the only one of its key
 
 // Which kernels a step chooses from.
 KernelKey key_of(const UpProjection& step);
 KernelKey key_of(const DownProjection& step);
 KernelKey key_of(const ActivationGradient& step);
 KernelKey key_of(const InputGradient& step);
+KernelKey key_of(const LoraProjection& step);
 
 }  // namespace tilemoe::cuda

@@ -32,10 +32,12 @@ set_source_files_properties(cuda/arch.cpp
 set(kernel_sources
   cuda/kernels/bias_gradient.cu
   cuda/kernels/combine.cu
+  cuda/kernels/pack_lora.cu
   cuda/kernels/pair_sort.cu
   cuda/kernels/rank_experts.cu
   cuda/kernels/route_general.cu
   cuda/kernels/route_grouped.cu
+  cuda/kernels/scale_rows.cu
   cuda/kernels/score_gradient.cu
   cuda/kernels/sum_rows.cu
 )

@@ -1,6 +1,7 @@
 #include "layer/arguments.h"
 
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "core/activation_kinds.h"
@@ -71,6 +72,12 @@ tilemoe_experts read_experts(const tilemoe_experts* given) {
   check_activation(experts);
   TILEMOE_CHECK(experts.column_blocks >= 0,
                 "column_blocks is " << experts.column_blocks << ", expected at least 0");
+  const int32_t max_rank_1 = TILEMOE_MAX_RANK * (split(experts) ? 2 : 1);
+  for (const auto& [name, rank, limit] : {std::tuple("rank_1", experts.rank_1, max_rank_1),
+                                          std::tuple("rank_2", experts.rank_2, TILEMOE_MAX_RANK)})
+    TILEMOE_CHECK(rank >= 0 && rank % kWidthMultiple == 0 && rank <= limit,
+                  name << " is " << rank << ", expected a multiple of " << kWidthMultiple
+                       << ", at most " << limit);
   const int64_t matrix = checked_product(h_width(experts), experts.d, "2n * d");
   checked_product(checked_product(experts.E, matrix, "E * 2n * d"), 4, "bytes of W1");
   return experts;

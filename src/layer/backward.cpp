@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "layer/call.h"
 #include "layer/layer.h"
+#include "layer/lora.h"
 #include "layer/steps.h"
 
 namespace tilemoe {
@@ -22,6 +23,9 @@ class BackwardSteps {
                                          h_width(call.experts))),
         A_scaled_(
             region(call.experts, call.routing.spec, base_, call.plan.A_scaled, call.experts.n)),
+        Q2_(rank_rows(experts_->rank_2 > 0 && call.work.needs_activation_gradient(), call.plan.Q2,
+                      experts_->rank_2)),
+        Q1_(rank_rows(call.work.needs_Q1(call.experts), call.plan.Q1, experts_->rank_1)),
         ds_partial_(reinterpret_cast<float*>(base_ + call.plan.ds_partial)),
         accumulate_(call.args.accumulate != 0),
         tuning_(tuning_of(call.args.block_turns, call.kernels)) {}
@@ -29,19 +33,30 @@ class BackwardSteps {
   // dH, A' and the partial sums of ds, as far as the call requires them.
   void activation_gradient() const {
     if (!any_rows_ || !call_.work.needs_activation_gradient()) return;
+    const Rows rows = rows_of(call_.routing, call_.part);
+    if (present(Q2_))
+      run_(&Steps::lora_Q2, {.experts = experts_,
+                             .rows = rows,
+                             .source = call_.args.dO,
+                             .factor = transposed(call_.lora.B2),
+                             .out = Q2_,
+                             .scratch = scratch_at(base_, call_.plan.Q2_scratch),
+                             .stream = call_.args.stream,
+                             .tuning = tuning_});
     run_(&Steps::activation_gradient,
          {.experts = experts_,
-          .rows = rows_of(call_.routing, call_.part),
+          .rows = rows,
           .dO = call_.args.dO,
           .W1 = call_.weights.W1,
           .W2 = call_.weights.W2,
           .H = call_.saved.H,
           .dH = call_.work.needs_dH() ? dH_ : tilemoe_tensor{},
-          .A_scaled = wants(TILEMOE_GRADIENT_W2) ? A_scaled_ : tilemoe_tensor{},
+          .A_scaled = wants(BackwardWork::kNeedsAScaled) ? A_scaled_ : tilemoe_tensor{},
           .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
           .scratch = scratch_at(base_, call_.plan.activation_scratch),
           .stream = call_.args.stream,
-          .tuning = tuning_});
+          .tuning = tuning_,
+          .adapter = {Q2_, transposed_or_absent(call_.lora.A2)}});
   }
 
   void score_gradient() const {
@@ -70,23 +85,42 @@ class BackwardSteps {
                                      .tuning = tuning_});
   }
 
+  void lora_gradient_2() const {
+    if (experts_->rank_2 == 0 || !wants(TILEMOE_GRADIENT_LORA_2)) return;
+    LoraGradient step = tilemoe::lora_gradient_2(call_.lora, call_.lora_gradients);
+    step.input = A_scaled_, step.dOut = call_.args.dO;
+    step.P = call_.saved.P2, step.Q = Q2_;
+    run_lora_gradient(&Steps::lora_gradient_2, step, call_.plan.lora_2_scratch);
+  }
+
   void input_gradient() const {
+    if (any_rows_ && present(Q1_))
+      run_(&Steps::lora_Q1, {.experts = experts_,
+                             .rows = without_tokens(rows_),
+                             .source = dH_,
+                             .factor = transposed(call_.lora.B1),
+                             .out = Q1_,
+                             .scratch = scratch_at(base_, call_.plan.Q1_scratch),
+                             .stream = call_.args.stream,
+                             .tuning = tuning_});
     if (!wants(TILEMOE_GRADIENT_X)) return;
     for_each_block(call_.experts.d, call_.plan.block_columns, [&](int64_t first, int64_t columns) {
       const tilemoe_tensor dX_rows =
           region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);
       if (any_rows_)
-        run_(&Steps::input_gradient, {.experts = experts_,
-                                      .rows = rows_,
-                                      .dH = dH_,
-                                      .weights = {slice(call_.weights.W1, 2, first, columns),
-                                                  slice(call_.weights.W1_up, 2, first, columns),
-                                                  {},
-                                                  {}},
-                                      .dX_rows = dX_rows,
-                                      .scratch = scratch_at(base_, call_.plan.dX_scratch),
-                                      .stream = call_.args.stream,
-                                      .tuning = tuning_});
+        run_(&Steps::input_gradient,
+             {.experts = experts_,
+              .rows = rows_,
+              .dH = dH_,
+              .weights = {slice(call_.weights.W1, 2, first, columns),
+                          slice(call_.weights.W1_up, 2, first, columns),
+                          {},
+                          {}},
+              .dX_rows = dX_rows,
+              .scratch = scratch_at(base_, call_.plan.dX_scratch),
+              .stream = call_.args.stream,
+              .tuning = tuning_,
+              .adapter = {Q1_, transposed_or_absent(slice(call_.lora.A1, 2, first, columns))}});
       run_(&Steps::combine_dX, {.experts = experts_,
                                 .routing = &call_.routing,
                                 .row_values = dX_rows,
@@ -113,6 +147,17 @@ class BackwardSteps {
                                      .tuning = tuning_});
   }
 
+  void lora_gradient_1() const {
+    if (experts_->rank_1 == 0 || !wants(TILEMOE_GRADIENT_LORA_1)) return;
+    LoraGradient steps[2];
+    const int count = lora_gradients_1(*experts_, call_.weights, call_.lora, call_.lora_gradients,
+                                       call_.saved.P1, Q1_, steps);
+    for (int i = 0; i < count; ++i) {
+      steps[i].input = call_.args.X, steps[i].dOut = dH_;
+      run_lora_gradient(&Steps::lora_gradient_1, steps[i], call_.plan.lora_1_scratch);
+    }
+  }
+
   void bias_gradient() const {
     const bool db1 = wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP);
     if (!db1 && !wants(TILEMOE_GRADIENT_B2)) return;
@@ -132,6 +177,22 @@ class BackwardSteps {
  private:
   bool wants(uint32_t any_of) const { return call_.work.wants(any_of); }
 
+  static tilemoe_tensor transposed_or_absent(const tilemoe_tensor& factor) {
+    return present(factor) ? transposed(factor) : factor;
+  }
+  tilemoe_tensor rank_rows(bool needed, size_t place, int64_t rank) const {
+    if (!needed) return {};
+    return region(call_.experts, call_.routing.spec, base_, place, rank);
+  }
+  void run_lora_gradient(StepRow<LoraGradient> Steps::*row, LoraGradient step,
+                         const ScratchRegion& scratch) const {
+    step.experts = experts_, step.rows = rows_;
+    step.accumulate = accumulate_;
+    step.scratch = scratch_at(base_, scratch);
+    step.stream = call_.args.stream, step.tuning = tuning_;
+    run_(row, step);
+  }
+
   const BackwardCall& call_;
   const StepRunner run_;
   const tilemoe_experts* experts_;
@@ -139,6 +200,7 @@ class BackwardSteps {
   const bool any_rows_;
   char* const base_;  // of the workspace
   const tilemoe_tensor dH_, A_scaled_;
+  const tilemoe_tensor Q2_, Q1_;  // absent without an adapter
   float* const ds_partial_;
   const bool accumulate_;
   const Tuning tuning_;
@@ -180,8 +242,10 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given
   update_saved(call, *call.args.saved);
   run.score_gradient();
   run.weight_gradient_2();
+  run.lora_gradient_2();
   run.input_gradient();
   run.weight_gradient_1();
+  run.lora_gradient_1();
   run.bias_gradient();
 }
 

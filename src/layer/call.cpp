@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/overlap.h"
+#include "layer/lora.h"
 #include "layer/steps.h"
 #include "routing/spec.h"
 
@@ -30,24 +31,33 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
     : experts(read_experts(given_experts)),
       args(read_struct("forward args", given)),
       routing(read_routing_of(args.routing, experts)),
-      weights(read_struct("weights", args.weights)),
+      weights(checked_weights()),
+      lora(read_lora(args.lora, experts, weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
       part(read_part(args.part, routing.spec)),
       backend(backend_for(experts.device)),
       kernels(checked_kernels()),
-      plan(backend, experts, routing.spec, kernels) {
+      plan(backend, experts, routing.spec, args.saved != nullptr, kernels) {
   check_workspace(args.workspace, args.workspace_bytes, plan.total);
   check_memory();
+}
+
+tilemoe_weights ForwardCall::checked_weights() const {
+  const tilemoe_weights read = read_struct("weights", args.weights);
+  check_weights(experts, read);
+  return read;
 }
 
 KernelPlan ForwardCall::checked_kernels() const {
   check_reserved("forward args", args.reserved);
   check_block_turns(args.block_turns);
-  check_weights(experts, weights);
   check_rows("X", args.X, experts, routing.spec);
   check_rows("O", args.O, experts, routing.spec);
   check_optional_rows("addend", args.addend, experts, routing.spec);
-  if (args.saved) check_H(experts, routing.spec, saved);
+  if (args.saved) {
+    check_H(experts, routing.spec, saved);
+    check_P(experts, routing.spec, saved);
+  }
   backend.check_limits({experts, routing.spec, weights, args.X, {}, {}});
   return plan_kernels(backend, experts, routing, weights);
 }
@@ -57,10 +67,13 @@ void ForwardCall::check_memory() const {
   MemoryUse memory;
   memory.writes("O", args.O);
   memory.writes("saved.H", saved.H);
+  memory.writes("saved.P1", saved.P1);
+  memory.writes("saved.P2", saved.P2);
   memory.writes("workspace", args.workspace, plan.total);
   memory.reads("X", args.X, "O");
   memory.reads("addend", args.addend, same_view(args.addend, args.O) ? "O" : nullptr);
   read_weights_and_routing(memory, weights, routing, part);
+  read_lora_memory(memory, lora);
   memory.check();
 }
 
@@ -70,8 +83,10 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
     : experts(read_experts(given_experts)),
       args(read_struct("backward args", given)),
       routing(read_routing_of(args.routing, experts)),
-      weights(read_struct("weights", args.weights)),
+      weights(checked_weights()),
       gradients(args.dweights ? read_struct("dweights", args.dweights) : tilemoe_weights{}),
+      lora(read_lora(args.lora, experts, weights)),
+      lora_gradients(read_lora_gradients(args.dlora, experts, weights, lora)),
       saved(read_struct("saved", args.saved)),
       part(read_part(args.part, routing.spec)),
       backend(backend_for(experts.device)),
@@ -100,7 +115,18 @@ BackwardWork BackwardCall::requested_work() const {
   request(gradients.b1, TILEMOE_GRADIENT_B1);
   request(gradients.b1_up, TILEMOE_GRADIENT_B1_UP);
   request(gradients.b2, TILEMOE_GRADIENT_B2);
+  for (const tilemoe_tensor* of_1 :
+       {&lora_gradients.A1, &lora_gradients.B1, &lora_gradients.A1_up, &lora_gradients.B1_up})
+    request(*of_1, TILEMOE_GRADIENT_LORA_1);
+  request(lora_gradients.A2, TILEMOE_GRADIENT_LORA_2);
+  request(lora_gradients.B2, TILEMOE_GRADIENT_LORA_2);
   return requested;
+}
+
+tilemoe_weights BackwardCall::checked_weights() const {
+  const tilemoe_weights read = read_struct("weights", args.weights);
+  check_weights(experts, read);
+  return read;
 }
 
 KernelPlan BackwardCall::checked_kernels() const {
@@ -108,9 +134,9 @@ KernelPlan BackwardCall::checked_kernels() const {
   check_reserved("backward args", args.reserved);
   check_block_turns(args.block_turns);
   check_flag("accumulate", args.accumulate);
-  check_weights(experts, weights);
   check_weight_gradients();
   check_H(experts, spec, saved);
+  check_P(experts, spec, saved);
   check_rows("X", args.X, experts, spec);
   if (!work.from_dH()) check_rows("dO", args.dO, experts, spec);
   check_optional_rows("dX", args.dX, experts, spec);
@@ -166,8 +192,10 @@ void BackwardCall::check_mode() const {
                 "mode is REST, and dH is in the workspace " << saved.dH << " that FIRST had, but "
                                                             << "this call's is " << args.workspace);
   TILEMOE_CHECK(
-      !work.wants(TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2),
-      "mode is REST, which gives dX, dW1 and db1: ds, dW2 and db2 come from dO, in another mode");
+      !work.wants(TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2 |
+                  TILEMOE_GRADIENT_LORA_2),
+      "mode is REST, which gives dX, dW1, db1 and those of W1's adapter: ds, dW2, db2 and those of "
+      "W2's adapter come from dO, in another mode");
 }
 
 // Whether the saved state is between the parts of a backward that writes dH over H, and this call
@@ -206,6 +234,9 @@ void BackwardCall::check_memory() const {
   memory.writes("dweights.b1", gradients.b1);
   memory.writes("dweights.b1_up", gradients.b1_up);
   memory.writes("dweights.b2", gradients.b2);
+  write_lora_memory(memory, lora_gradients);
+  memory.reads("saved.P1", saved.P1);
+  memory.reads("saved.P2", saved.P2);
   memory.writes("workspace", args.workspace, plan.total);
   memory.reads("X", args.X);
   if (!work.from_dH()) memory.reads("dO", args.dO);
@@ -215,6 +246,7 @@ void BackwardCall::check_memory() const {
   else
     memory.reads("saved.H", saved.H);
   read_weights_and_routing(memory, weights, routing, part);
+  read_lora_memory(memory, lora);
   memory.check();
 }
 

@@ -19,13 +19,15 @@ class ForwardCall {
   const tilemoe_forward_args args;
   const tilemoe_routing routing;
   const tilemoe_weights weights;
-  const tilemoe_saved saved;  // zero in inference
+  const tilemoe_packed_lora lora;  // zero without adapters
+  const tilemoe_saved saved;       // zero in inference
   const std::optional<tilemoe_part> part;
   const Backend& backend;
   const KernelPlan kernels;
   const ForwardPlan plan;
 
  private:
+  tilemoe_weights checked_weights() const;
   KernelPlan checked_kernels() const;  // of arguments that it checks
   void check_memory() const;
 };
@@ -38,6 +40,8 @@ class BackwardCall {
   const tilemoe_backward_args args;
   const tilemoe_routing routing;
   const tilemoe_weights weights, gradients;
+  const tilemoe_packed_lora lora;  // zero without adapters
+  const tilemoe_lora lora_gradients;
   const tilemoe_saved saved;
   const std::optional<tilemoe_part> part;
   const Backend& backend;
@@ -49,6 +53,7 @@ class BackwardCall {
   bool counts_parts() const;
 
  private:
+  tilemoe_weights checked_weights() const;
   BackwardWork requested_work() const;
   KernelPlan checked_kernels() const;  // of arguments that it checks
   void check_weight_gradients() const;

@@ -50,7 +50,9 @@ tilemoe_saved_size saved_bytes(const tilemoe_experts* given_experts,
       checked_product(outer_rows(spec), experts.d, "T * d"), element, "bytes of X"));
   size.H = row_bytes(experts, spec, h_width(experts));
   size.routing = routing_bytes(spec);
-  size.total = size.rows + size.H + size.routing;
+  size.P1 = row_bytes(experts, spec, experts.rank_1);
+  size.P2 = row_bytes(experts, spec, experts.rank_2);
+  size.total = size.rows + size.H + size.routing + size.P1 + size.P2;
   return size;
 }
 
@@ -65,7 +67,7 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
     TILEMOE_CHECK(query.mode == 0 && query.gradients == 0,
                   "mode is " << static_cast<int>(query.mode) << " and gradients " << query.gradients
                              << ", expected 0: the pass is not backward");
-    return ForwardPlan(backend, experts, spec).total;
+    return ForwardPlan(backend, experts, spec, query.pass == TILEMOE_PASS_FORWARD).total;
   }
   return BackwardPlan(backend, experts, spec, work_of(query)).total;
 }
@@ -82,7 +84,26 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
   const Rows rows = rows_of(call.routing, call.part);
   const tilemoe_routing routing = routing_of(call.routing, call.part);
   const Tuning tuning = forward_tuning(call);
+  const auto rank_rows = [&](const tilemoe_tensor& saved, size_t place, int64_t rank) {
+    return rank == 0 || args.saved ? saved
+                                   : region(call.experts, spec, args.workspace, place, rank);
+  };
+  const tilemoe_tensor P1 = rank_rows(call.saved.P1, call.plan.P1, call.experts.rank_1);
+  const tilemoe_tensor P2 = rank_rows(call.saved.P2, call.plan.P2, call.experts.rank_2);
+  const auto project = [&](StepRow<LoraProjection> Steps::*step, const tilemoe_tensor& source,
+                           bool gathers, const tilemoe_tensor& factor, const tilemoe_tensor& out) {
+    if (spec.capacity > 0 && present(out))
+      run(step, {.experts = &call.experts,
+                 .rows = gathers ? rows : without_tokens(rows),
+                 .source = source,
+                 .factor = factor,
+                 .out = out,
+                 .scratch = scratch,
+                 .stream = args.stream,
+                 .tuning = tuning});
+  };
 
+  project(&Steps::lora_P1, args.X, true, call.lora.A1, P1);
   if (spec.capacity > 0)
     run(&Steps::up_projection, {.experts = &call.experts,
                                 .rows = rows,
@@ -92,7 +113,9 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                                 .A = A,
                                 .scratch = scratch,
                                 .stream = args.stream,
-                                .tuning = tuning});
+                                .tuning = tuning,
+                                .adapter = {P1, call.lora.B1}});
+  project(&Steps::lora_P2, A, false, call.lora.A2, P2);
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
     if (spec.capacity > 0)
@@ -104,7 +127,8 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                                     .Y = Y,
                                     .scratch = scratch,
                                     .stream = args.stream,
-                                    .tuning = tuning});
+                                    .tuning = tuning,
+                                    .adapter = {P2, slice(call.lora.B2, 1, first, columns)}});
     run(&Steps::combine, {.experts = &call.experts,
                           .routing = &routing,
                           .row_values = Y,

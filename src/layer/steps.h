@@ -61,6 +61,12 @@ inline Rows rows_of(const tilemoe_routing& routing, const std::optional<tilemoe_
   return rows;
 }
 
+// Rows whose row r is row r.
+inline Rows without_tokens(Rows rows) {
+  rows.token = nullptr;
+  return rows;
+}
+
 inline Tuning tuning_of(int32_t block_turns, const KernelPlan& kernels) {
   return {.ctas_per_sm = std::max<int>(block_turns, 1), .plan = kernels.get()};
 }

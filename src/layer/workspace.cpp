@@ -68,7 +68,7 @@ int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
 }
 
 ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
-                         const tilemoe_routing_spec& spec, const KernelPlan& kernels) {
+                         const tilemoe_routing_spec& spec, bool saves, const KernelPlan& kernels) {
   const ScratchSizes sizes{.capacity = spec.capacity,
                            .rows_of_an_expert = rows_of_an_expert(spec),
                            .plan = kernels.get()};
@@ -77,8 +77,11 @@ ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
   A = plan.take(row_bytes(experts, spec, experts.n));
   block_columns = output_block_columns(experts);
   Y = plan.take(row_bytes(experts, spec, block_columns));
-  scratch = plan.take_scratch(std::max(steps.up_projection.scratch_bytes(experts, sizes),
-                                       steps.down_projection.scratch_bytes(experts, sizes)));
+  P1 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_1));
+  P2 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_2));
+  scratch = plan.take_scratch(std::max({steps.lora_P1.scratch_bytes(experts, sizes),
+                                        steps.up_projection.scratch_bytes(experts, sizes),
+                                        steps.down_projection.scratch_bytes(experts, sizes)}));
   total = plan.used();
 }
 
@@ -90,45 +93,49 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
                            .dW1 = work.wants(TILEMOE_GRADIENT_W1),
                            .dW1_up = work.wants(TILEMOE_GRADIENT_W1_UP),
                            .plan = kernels.get()};
-  const auto scratch_in = [&](Plan& plan, const auto& step) {
-    return plan.take_scratch(step.scratch_bytes(experts, sizes));
-  };
   const Steps& steps = backend.steps;
   Plan all;
-  if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
-  total = all.used();
   const auto end = [&](const Plan& plan) { total = std::max(total, plan.used()); };
+  // The scratch of a step that runs while what `plan` has taken lives.
+  const auto scratch_after = [&](Plan plan, const auto& step) {
+    const ScratchRegion region = plan.take_scratch(step.scratch_bytes(experts, sizes));
+    end(plan);
+    return region;
+  };
+  if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
+  end(all);
 
   if (work.needs_activation_gradient()) {
     Plan activation = all;
-    if (work.wants(TILEMOE_GRADIENT_W2)) {
+    if (work.wants(BackwardWork::kNeedsAScaled))
       A_scaled = activation.take(row_bytes(experts, spec, experts.n));
-      Plan dW2 = activation;
-      dW2_scratch = scratch_in(dW2, steps.weight_gradient_2);
-      end(dW2);
-    }
+    if (experts.rank_2 > 0) Q2 = activation.take(row_bytes(experts, spec, experts.rank_2));
+    if (work.wants(TILEMOE_GRADIENT_LORA_2) && experts.rank_2 > 0)
+      lora_2_scratch = scratch_after(activation, steps.lora_gradient_2);
+    if (work.wants(TILEMOE_GRADIENT_W2))
+      dW2_scratch = scratch_after(activation, steps.weight_gradient_2);
+    // The partial sums of ds outlive Q2's scratch: those of a part exist when the next one begins.
     if (work.wants(TILEMOE_GRADIENT_S))
       ds_partial = activation.take(ds_partial_bytes(experts, spec));
-    activation_scratch = scratch_in(activation, steps.activation_gradient);
-    end(activation);
+    if (experts.rank_2 > 0) Q2_scratch = scratch_after(activation, steps.lora_Q2);
+    activation_scratch = scratch_after(activation, steps.activation_gradient);
   }
   block_columns = input_block_columns(experts, work.dH_over_H);
+  if (work.needs_Q1(experts)) {
+    Q1 = all.take(row_bytes(experts, spec, experts.rank_1));
+    Q1_scratch = scratch_after(all, steps.lora_Q1);
+  }
   if (work.wants(TILEMOE_GRADIENT_X)) {
     Plan dX = all;
     dX_rows = dX.take(row_bytes(experts, spec, block_columns));
-    dX_scratch = scratch_in(dX, steps.input_gradient);
-    end(dX);
+    dX_scratch = scratch_after(dX, steps.input_gradient);
   }
-  if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP)) {
-    Plan dW1 = all;
-    dW1_scratch = scratch_in(dW1, steps.weight_gradient_1);
-    end(dW1);
-  }
-  if (work.wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP | TILEMOE_GRADIENT_B2)) {
-    Plan bias = all;
-    bias_scratch = scratch_in(bias, steps.bias_gradient);
-    end(bias);
-  }
+  if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP))
+    dW1_scratch = scratch_after(all, steps.weight_gradient_1);
+  if (work.wants(TILEMOE_GRADIENT_LORA_1) && experts.rank_1 > 0)
+    lora_1_scratch = scratch_after(all, steps.lora_gradient_1);
+  if (work.wants(TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP | TILEMOE_GRADIENT_B2))
+    bias_scratch = scratch_after(all, steps.bias_gradient);
 }
 
 }  // namespace tilemoe

@@ -28,14 +28,15 @@ struct ScratchRegion {
   size_t place = 0, size = 0;
 };
 
-// A lives until the last block of Y is made, a block of Y until the combine.
+// A lives until the last block of Y is made, a block of Y until the combine. P1 and P2 are here if
+// the call saves nothing.
 struct ForwardPlan {
-  size_t A, Y, total;
+  size_t A, Y, P1, P2, total;
   int64_t block_columns;  // of Y
   ScratchRegion scratch;
 
   ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
-              const tilemoe_routing_spec& spec, const KernelPlan& kernels = {});
+              const tilemoe_routing_spec& spec, bool saves, const KernelPlan& kernels = {});
 };
 
 // Intermediate results of a backward.
@@ -52,25 +53,34 @@ struct BackwardWork {
   }
   // Whether dA' has to be computed.
   bool needs_activation_gradient() const {
-    return !from_dH() && (needs_dH() || wants(TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_S));
+    return !from_dH() && (needs_dH() || wants(kNeedsAScaled | TILEMOE_GRADIENT_S));
   }
 
-  static constexpr uint32_t kOfW1 =
-      TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP | TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP;
+  // Whether Q1 has to be computed.
+  bool needs_Q1(const tilemoe_experts& experts) const {
+    return experts.rank_1 > 0 && wants(TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_LORA_1);
+  }
+
+  // A' is summed over.
+  static constexpr uint32_t kNeedsAScaled = TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_LORA_2;
+  static constexpr uint32_t kOfW1 = TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP |
+                                    TILEMOE_GRADIENT_B1 | TILEMOE_GRADIENT_B1_UP |
+                                    TILEMOE_GRADIENT_LORA_1;
   static constexpr uint32_t kFromDH = TILEMOE_GRADIENT_X | kOfW1;
   static constexpr uint32_t kAll =
-      kFromDH | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2;
+      kFromDH | TILEMOE_GRADIENT_S | kNeedsAScaled | TILEMOE_GRADIENT_B2;
 };
 
 // dH lives from the activation gradient to the last step, and until calls of mode REST: it lies
 // first, and nothing shares its place. The rest of the workspace holds, one after another in time:
-// A' with the partial sums of ds, then A' with the scratch of dW2; dX~; the scratch of dW1 and of
-// the bias gradients. A tensor that is not requested has no place, so less work never needs more
-// memory.
+// A' and Q2 with the partial sums of ds, then with the scratch of dW2 and of dA2 and dB2; Q1, with
+// dX~, then with the scratch of dW1, of the bias gradients and of dA1 and dB1. A tensor that is not
+// requested has no place, so less work never needs more memory.
 struct BackwardPlan {
-  size_t dH = 0, A_scaled = 0, dX_rows = 0, ds_partial = 0, total = 0;
+  size_t dH = 0, A_scaled = 0, Q2 = 0, Q1 = 0, dX_rows = 0, ds_partial = 0, total = 0;
   int64_t block_columns = 0;  // of dX~
-  ScratchRegion activation_scratch, dW2_scratch, dX_scratch, dW1_scratch, bias_scratch;
+  ScratchRegion Q2_scratch, activation_scratch, dW2_scratch, lora_2_scratch;
+  ScratchRegion Q1_scratch, dX_scratch, dW1_scratch, lora_1_scratch, bias_scratch;
 
   BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
                const tilemoe_routing_spec& spec, const BackwardWork& work,

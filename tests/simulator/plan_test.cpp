@@ -84,6 +84,48 @@ TEST(Plan, IsMadeOnceForForwardAndBackward) {
   EXPECT_NE(layer.plan(), made);
 }
 
+// A plan has the kernels with adapters of a layer with ranks, and a step with an adapter finds them.
+TEST(Plan, HasTheKernelsOfAdapters) {
+  for (const char* setting : {"sm80-on-90", "sm90"}) {  // of one device
+    simulate(setting);
+    Layer layer;
+    const KernelPlan without = layer.plan();
+    layer.experts.rank_1 = 16;
+    const KernelPlan of_W1 = layer.plan();
+    layer.experts.rank_1 = 0, layer.experts.rank_2 = 16;
+    const KernelPlan of_W2 = layer.plan();
+
+    UpProjection up{};
+    up.experts = &layer.experts, up.rows = layer.rows, up.weights.W1 = layer.weights.W1;
+    DownProjection down{};
+    down.experts = &layer.experts, down.rows = layer.rows, down.W2 = layer.weights.W2;
+    down.Y.shape[1] = layer.experts.d;
+    ActivationGradient activation{};
+    activation.experts = &layer.experts, activation.rows = layer.rows;
+    activation.W2 = layer.weights.W2;
+    InputGradient input{};
+    input.experts = &layer.experts, input.rows = layer.rows, input.weights = up.weights;
+    input.dH.shape[1] = 2 * layer.experts.n, input.dX_rows.shape[1] = layer.experts.d;
+    const auto expect = [&](auto& step, auto planned, const KernelPlan& with,
+                            const KernelPlan& other) {
+      EXPECT_EQ(planned(*other), cuda::kernel_of(step));
+      EXPECT_NE(planned(*with), cuda::kernel_of(step));
+      step.adapter.rows.ndim = 2;
+      EXPECT_TRUE(cuda::key_of(step).variant.adapter);
+      EXPECT_EQ(planned(*with), cuda::kernel_of(step));
+      EXPECT_EQ(planned(*without), planned(*other));
+    };
+    expect(
+        up, [](const auto& plan) { return plan.up_projection.kernel; }, of_W1, of_W2);
+    expect(
+        down, [](const auto& plan) { return plan.down_projection.kernel; }, of_W2, of_W1);
+    expect(
+        activation, [](const auto& plan) { return plan.activation_gradient.kernel; }, of_W2, of_W1);
+    expect(
+        input, [](const auto& plan) { return plan.input_gradient[0].kernel; }, of_W1, of_W2);
+  }
+}
+
 TEST(Plan, OfACallKeepsItsArch) {
   simulate("sm90");
   const Layer layer;

@@ -40,6 +40,7 @@ struct WeightGradient {
   int32_t splits;  // maximum number of splits of long experts (gemm/schedule/sizes.h)
   void* stream;
   Tuning tuning = {};
+  bool of_factor = false;  // of an adapter: few dense columns take a narrow tile
 };
 
 }  // namespace tilemoe::cuda

@@ -36,4 +36,20 @@ void bias_gradient(const BiasGradient& step);
 size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 void sum_rows(const tilemoe_sum_rows_args& args);
 
+// Low-rank adapters.
+
+void pack_lora(const tilemoe_experts& experts, const LoraPacking& packing, void* stream);
+
+// The experts' rows, times scale and score, rounded. Rows past the last expert's are not read.
+struct ScaledRows {
+  const Rows& rows;
+  tilemoe_tensor from;  // (capacity, columns): a multiple of 8 columns
+  float scale;
+  const float* score;  // (capacity); null: 1
+  tilemoe_tensor to;   // out, as `from`
+  const DeviceInfo& device;
+  void* stream;
+};
+void scale_rows(const ScaledRows& scaled);
+
 }  // namespace tilemoe::cuda

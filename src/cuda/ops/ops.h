@@ -1,4 +1,4 @@
-// The five GEMMs of the layer: their loaders, epilogue and tile order, for any arch.
+// The GEMMs of the layer and of its adapters: their loaders, epilogue and tile order, for any arch.
 #pragma once
 
 #include <type_traits>
@@ -33,6 +33,45 @@ int64_t k_blocks(int64_t sum) {
   return (sum + Shape::BLOCK_K - 1) / Shape::BLOCK_K;
 }
 
+// A projection whose step may have an adapter: the k blocks of the adapter's rows and factor then
+// follow those of A and B. B's columns have kParts parts.
+template <class Arch, Variant kVariant, class Shape, class A, class B, class Epilogue,
+          int kParts = 1>
+struct Projection {
+  using AdapterRows = typename Arch::template AdapterRows<Shape, A>;
+  using Factor = typename Arch::template Weights<Shape, kVariant.weights, kParts>;
+  template <class First, class Second>
+  using Source =
+      std::conditional_t<kVariant.adapter, typename Arch::template Chained<First, Second>, First>;
+  using LoadA = Source<A, AdapterRows>;
+  using LoadB = Source<B, Factor>;
+  using Gemm = ProjectionGemm<Arch, Shape, LoadA, LoadB, Epilogue>;
+
+  // `columns`: of a part.
+  template <class Step>
+  static void run(const Step& step, const typename A::Params& a, const typename B::Params& b,
+                  const typename Epilogue::Params& epilogue, int64_t columns, int64_t blocks) {
+    const Adapter& adapter = step.adapter;
+    TILEMOE_ASSERT(
+        present(adapter.rows) == kVariant.adapter,
+        "the kernel is for a step " << (kVariant.adapter ? "with" : "without") << " an adapter");
+    typename Gemm::Params params{.epilogue = epilogue};
+    if constexpr (kVariant.adapter) {
+      const int64_t more = k_blocks<Shape>(adapter.rows.shape[1]);
+      Rows in_order = step.rows;
+      in_order.token = nullptr;
+      tilemoe_tensor factor[kParts];
+      for (int p = 0; p < kParts; ++p) factor[p] = rows_of(adapter.factor, p * columns, columns, 1);
+      params.a = LoadA::params(a, blocks, AdapterRows::params(adapter.rows, in_order), more);
+      params.b = LoadB::params(b, blocks, Factor::params(factor), more);
+      blocks += more;
+    } else {
+      params.a = a, params.b = b;
+    }
+    run_over_rows<Arch, Gemm>(params, step, columns, blocks);
+  }
+};
+
 // H = X W1^T + b1, A = act(H): gathers X while it loads, and finishes A before it stores.
 
 // With interleaved gate/up columns in W1, the GEMM has 2n columns like any other, and its epilogue
@@ -44,15 +83,14 @@ void run(const UpProjection& step) {
       typename Arch::template Activation<Shape, kVariant.activations, kVariant.interleaved_columns>;
   using X = typename Arch::template Rows<Shape, kVariant.gathers>;
   using W1 = typename Arch::template Weights<Shape, kVariant.weights, Epilogue::kParts>;
-  using Gemm = ProjectionGemm<Arch, Shape, X, W1, Epilogue>;
   const tilemoe_experts& experts = *step.experts;
   const UpWeights& from = step.weights;
   const UpParts weights = up_parts(experts, from.W1, from.W1_up, kVariant.interleaved_columns);
   const UpParts biases = up_parts(experts, from.b1, from.b1_up, kVariant.interleaved_columns);
-  typename Gemm::Params params{.a = X::params(step.X, step.rows),
-                               .b = W1::params(weights.part),
-                               .epilogue = Epilogue::params(step.H, step.A, biases, experts)};
-  run_over_rows<Arch, Gemm>(params, step, weights.columns, k_blocks<Shape>(experts.d));
+  Projection<Arch, kVariant, Shape, X, W1, Epilogue, Epilogue::kParts>::run(
+      step, X::params(step.X, step.rows), W1::params(weights.part),
+      Epilogue::params(step.H, step.A, biases, experts), weights.columns,
+      k_blocks<Shape>(experts.d));
 }
 
 // Y = A W2^T + b2.
@@ -63,11 +101,9 @@ void run(const DownProjection& step) {
   using A = typename Arch::template Rows<Shape, false>;
   using W2 = typename Arch::template Weights<Shape, kVariant.weights, 1>;
   using Epilogue = typename Arch::template Store<Shape, typename Shape::Recipe::Out::Y>;
-  using Gemm = ProjectionGemm<Arch, Shape, A, W2, Epilogue>;
-  typename Gemm::Params params{.a = A::params(step.A, step.rows),
-                               .b = W2::params(&step.W2),
-                               .epilogue = Epilogue::params(step.Y, step.b2)};
-  run_over_rows<Arch, Gemm>(params, step, step.Y.shape[1], k_blocks<Shape>(step.experts->n));
+  Projection<Arch, kVariant, Shape, A, W2, Epilogue>::run(
+      step, A::params(step.A, step.rows), W2::params(&step.W2), Epilogue::params(step.Y, step.b2),
+      step.Y.shape[1], k_blocks<Shape>(step.experts->n));
 }
 
 // dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds.
@@ -78,12 +114,10 @@ void run(const ActivationGradient& step) {
   using dO = typename Arch::template Rows<Shape, true>;
   using W2 = typename Arch::template Weights<Shape, kVariant.weights, 1>;
   using Epilogue = typename Arch::template ActivationGradient<Shape, kVariant.activations>;
-  using Gemm = ProjectionGemm<Arch, Shape, dO, W2, Epilogue>;
   const tilemoe_tensor weights = transposed(step.W2);
-  typename Gemm::Params params{.a = dO::params(step.dO, step.rows),
-                               .b = W2::params(&weights),
-                               .epilogue = Epilogue::params(step)};
-  run_over_rows<Arch, Gemm>(params, step, step.experts->n, k_blocks<Shape>(step.experts->d));
+  Projection<Arch, kVariant, Shape, dO, W2, Epilogue>::run(
+      step, dO::params(step.dO, step.rows), W2::params(&weights), Epilogue::params(step),
+      step.experts->n, k_blocks<Shape>(step.experts->d));
 }
 
 // dX~ = dH W1, summed over gate and up columns of dH.
@@ -94,16 +128,14 @@ void run(const InputGradient& step) {
   using dH = typename Arch::template PartRows<Shape>;
   using W1 = typename Arch::template WeightsByParts<Shape, kVariant.weights>;
   using Epilogue = typename Arch::template Store<Shape, typename Shape::Recipe::Out::dXRows>;
-  using Gemm = ProjectionGemm<Arch, Shape, dH, W1, Epilogue>;
   const tilemoe_experts& experts = *step.experts;
   const UpWeights& from = step.weights;
   const UpParts parts =
       up_parts(experts, from.W1, from.W1_up, has_interleaved_columns(experts, from.W1));
-  typename Gemm::Params params{.a = dH::params(step.dH, parts.count, parts.columns),
-                               .b = W1::params(parts),
-                               .epilogue = Epilogue::params(step.dX_rows, {})};
-  run_over_rows<Arch, Gemm>(params, step, step.dX_rows.shape[1],
-                            parts.count * k_blocks<Shape>(parts.columns));
+  Projection<Arch, kVariant, Shape, dH, W1, Epilogue>::run(
+      step, dH::params(step.dH, parts.count, parts.columns), W1::params(parts),
+      Epilogue::params(step.dX_rows, {}), step.dX_rows.shape[1],
+      parts.count * k_blocks<Shape>(parts.columns));
 }
 
 // Both weight gradients: per expert, the sum over its rows of dense^T gathered.
@@ -141,6 +173,22 @@ void run(const WeightGradient& step) {
   rank_experts(device_of(step.tuning.plan), step.rows, ranks, tiles, step.splits, step.stream);
   Arch::template launch<Gemm>(params, E * tiles + step.splits, step.stream, step.tuning);
   if (step.splits >= 2) Arch::template reduce_splits<Gemm>(params, step);
+}
+
+// P or Q = source factor^T of low-rank adapters. The bytes of `source` limit its speed: with a
+// narrow tile the ring has more stages of them in flight.
+
+template <class Arch, Variant kVariant, TileConfiguration kTile>
+void run(const LoraProjection& step) {
+  using Shape = typename Arch::template Shape<kVariant, kTile>;
+  using Source = typename Arch::template Rows<Shape, kVariant.gathers>;
+  using Factor = typename Arch::template Weights<Shape, kVariant.weights, 1>;
+  using Epilogue = typename Arch::template Store<Shape, typename Shape::Element>;
+  using Gemm = ProjectionGemm<Arch, Shape, Source, Factor, Epilogue>;
+  typename Gemm::Params params{.a = Source::params(step.source, step.rows),
+                               .b = Factor::params(&step.factor),
+                               .epilogue = Epilogue::params(step.out, {})};
+  run_over_rows<Arch, Gemm>(params, step, step.out.shape[1], k_blocks<Shape>(step.source.shape[1]));
 }
 
 }  // namespace tilemoe::cuda

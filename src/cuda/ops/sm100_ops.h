@@ -9,6 +9,7 @@
 #include "cuda/gemm/epilogue/sm100_epilogues.h"
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/launch_gemm.h"
+#include "cuda/gemm/load/chained.h"
 #include "cuda/gemm/load/dense.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/weights.h"
@@ -122,6 +123,13 @@ struct Sm100 {
   using WeightsByParts = typename sm100::WeightsByPartsOf<Shape, kMajor>::type;
   template <class Shape>
   using BDense = load::DenseRowsAsK<Shape>;
+
+  // ---- an operand with a second source, an adapter's: its rows arrive as the first source's
+  template <class Shape, class First>
+  using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRows<Shape>,
+                                         load::DenseRows<Shape>>;
+  template <class First, class Second>
+  using Chained = load::Chained<First, Second>;
 
   // ---- epilogues; rows are stored 32 columns at a time, from registers
   template <class Shape, class Element>

@@ -8,6 +8,7 @@
 #include "cuda/gemm/epilogue/sm80_epilogues.h"
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/launch_gemm.h"
+#include "cuda/gemm/load/chained.h"
 #include "cuda/gemm/load/sm80_rows.h"
 #include "cuda/gemm/load/sm80_weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
@@ -51,6 +52,12 @@ struct Sm80 {
   using WeightsByParts = sm80::WeightsByParts<Shape, kMajor>;
   template <class Shape>
   using BDense = sm80::DenseRowsAsK<Shape>;
+
+  // ---- an operand with a second source, an adapter's
+  template <class Shape, class First>
+  using AdapterRows = sm80::SourceRows<Shape, false>;
+  template <class First, class Second>
+  using Chained = sm80::Chained<First, Second>;
 
   // ---- epilogues; rows are stored 32 columns at a time if the parts of a warp have as many
   template <class Shape, class Element>

@@ -12,6 +12,7 @@
 #include "cuda/gemm/epilogue/sm90_weight_gradient.h"
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/launch_gemm.h"
+#include "cuda/gemm/load/chained.h"
 #include "cuda/gemm/load/dense.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/weights.h"
@@ -81,6 +82,13 @@ struct Sm90 {
   using WeightsByParts = load::WeightsByParts<Shape, kMajor>;
   template <class Shape>
   using BDense = load::DenseRowsAsK<Shape>;
+
+  // ---- an operand with a second source, an adapter's: its rows arrive as the first source's
+  template <class Shape, class First>
+  using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRows<Shape>,
+                                         load::DenseRows<Shape>>;
+  template <class First, class Second>
+  using Chained = load::Chained<First, Second>;
 
   // ---- epilogues
   template <class Shape, Activations kSet, bool kInterleavedColumns>

@@ -45,5 +45,6 @@ template void start(Kernel, const DownProjection&);
 template void start(Kernel, const ActivationGradient&);
 template void start(Kernel, const InputGradient&);
 template void start(Kernel, const WeightGradient&);
+template void start(Kernel, const LoraProjection&);
 
 }  // namespace tilemoe::cuda

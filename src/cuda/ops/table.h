@@ -22,6 +22,7 @@ inline constexpr TileConfiguration kWarps192{128, 192};
 inline constexpr TileConfiguration kWarps128{128, 128};
 inline constexpr TileConfiguration kSmallM64{64, 128};
 inline constexpr TileConfiguration kSmallM16{16, 64};
+inline constexpr TileConfiguration kWarps64{128, 64};  // for the ranks of adapters
 
 // Tiles of the Hopper kernels.
 inline constexpr TileConfiguration kCooperative256{128, 256, Schedule::kCooperative};
@@ -29,12 +30,16 @@ inline constexpr TileConfiguration kCluster256{128, 256, Schedule::kCooperative,
 inline constexpr TileConfiguration kCluster192{128, 192, Schedule::kCooperative, 2};
 inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
 inline constexpr TileConfiguration kPingPong64{64, 64, Schedule::kPingPong};  // for small M
+// For the ranks of adapters, in projections and in gradients.
+inline constexpr TileConfiguration kCooperative64{128, 64};
+inline constexpr TileConfiguration kCluster64{128, 64, Schedule::kCooperative, 2};
 
 // Tiles of the Blackwell kernels: the widest of an instruction, the other width that the reference
 // tiles of weight gradients have, and the widest of a CTA pair.
 inline constexpr TileConfiguration kTensorMemory256{128, 256};
 inline constexpr TileConfiguration kTensorMemory192{128, 192};
 inline constexpr TileConfiguration kTensorMemory2Cta{128, 256, Schedule::kCooperative, 2};
+inline constexpr TileConfiguration kTensorMemory64{128, 64};  // for the ranks of adapters
 
 // Starts a kernel: defined in the step's header, instantiated by the table.
 template <class Arch, Variant kVariant, TileConfiguration kTile>
@@ -47,6 +52,8 @@ template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const InputGradient& step);
 template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const WeightGradient& step);
+template <class Arch, Variant kVariant, TileConfiguration kTile>
+void run(const LoraProjection& step);
 
 // ---- the table of kernels.inc for the host: the kernels of a step, and how each is started
 
@@ -56,6 +63,7 @@ enum class GemmName {
   kActivationGradient,
   kInputGradient,
   kWeightGradient,
+  kLoraProjection,
 };
 
 template <class Step>
@@ -70,6 +78,8 @@ template <>
 inline constexpr GemmName kGemmOf<InputGradient> = GemmName::kInputGradient;
 template <>
 inline constexpr GemmName kGemmOf<WeightGradient> = GemmName::kWeightGradient;
+template <>
+inline constexpr GemmName kGemmOf<LoraProjection> = GemmName::kLoraProjection;
 
 // A row without its tile.
 struct KernelKey {
@@ -123,10 +133,11 @@ constexpr uint32_t number_of(const KernelKey& key) {
   const auto append = [&](auto field, uint32_t values) {
     number = number * values + static_cast<uint32_t>(field);
   };
-  append(key.gemm, 5), append(key.arch, 3);
+  append(key.gemm, 6), append(key.arch, 3);
   append(key.variant.recipe, 2), append(key.variant.weights, 2);
   append(key.variant.activations, 3), append(key.variant.interleaved_columns, 2);
-  append(key.variant.gathers, 2), append(key.variant.float_out, 2), append(key.variant.out, 2);
+  append(key.variant.gathers, 2), append(key.variant.adapter, 2);
+  append(key.variant.float_out, 2), append(key.variant.out, 2);
   return number;
 }
 

@@ -53,12 +53,12 @@ int32_t weight_gradient_splits(const WeightGradientSize& size, int32_t workers) 
 
 namespace {
 
-// Of a GEMM with `parts` dense parts of `dense_columns` columns.
-int32_t splits_of(const tilemoe_experts& experts, const ScratchSizes& sizes, int sms,
-                  int64_t dense_columns, int parts) {
+// Of a GEMM with `parts` dense parts of `dense_columns` columns and `gathered_columns`.
+int32_t splits_of(const ScratchSizes& sizes, int sms, int64_t dense_columns, int parts,
+                  int64_t gathered_columns) {
   return weight_gradient_splits({.dense_columns = dense_columns,
                                  .parts = parts,
-                                 .d = experts.d,
+                                 .d = gathered_columns,
                                  .capacity = sizes.capacity,
                                  .of_an_expert = sizes.rows_of_an_expert},
                                 workers_of(sizes.workers, sms));
@@ -69,7 +69,7 @@ int32_t splits_of(const tilemoe_experts& experts, const ScratchSizes& sizes, int
 int32_t weight_gradient_1_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
                                  int sms) {
   const auto splits = [&](int64_t dense_columns, int parts) {
-    return splits_of(experts, sizes, sms, dense_columns, parts);
+    return splits_of(sizes, sms, dense_columns, parts, experts.d);
   };
   const int64_t n = experts.n;
   if (!tilemoe_activation_gated(experts.activation)) return splits(n, 1);
@@ -85,7 +85,23 @@ int32_t weight_gradient_1_splits(const tilemoe_experts& experts, const ScratchSi
 
 int32_t weight_gradient_2_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
                                  int sms) {
-  return splits_of(experts, sizes, sms, experts.n, 1);
+  return splits_of(sizes, sms, experts.n, 1, experts.d);
+}
+
+int32_t lora_gradient_splits(const tilemoe_experts& experts, const ScratchSizes& sizes, int sms) {
+  // Any rank makes one block of dense columns, and one or two blocks of gathered ones.
+  static_assert(TILEMOE_MAX_RANK <= column_block(TILEMOE_MAX_RANK) &&
+                TILEMOE_MAX_RANK <= 2 * ReferenceTiles::kRows);
+  const int64_t n = experts.n, rank = max_rank(experts);
+  if (rank == 0) return 0;
+  int32_t splits = splits_of(sizes, sms, rank, 1, experts.d);  // dA1, dB2
+  const auto allow = [&](int64_t dense_columns, int parts) {   // dA2, dB1
+    for (const int64_t gathered : {std::min<int64_t>(rank, ReferenceTiles::kRows), rank})
+      splits = std::max(splits, splits_of(sizes, sms, dense_columns, parts, gathered));
+  };
+  allow(n, 1);
+  if (tilemoe_activation_gated(experts.activation) != 0) allow(n, 2), allow(2 * n, 1);
+  return splits;
 }
 
 }  // namespace tilemoe::cuda

@@ -1,6 +1,7 @@
 // The sizes of a step that the choice of its tile and its split-K depend on.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -39,5 +40,12 @@ int32_t weight_gradient_1_splits(const tilemoe_experts& experts, const ScratchSi
                                  int sms);
 int32_t weight_gradient_2_splits(const tilemoe_experts& experts, const ScratchSizes& sizes,
                                  int sms);
+// The maximum rank of a step lora_gradient; 0: no adapters. rank_1 may be the sum of two ranks.
+inline int64_t max_rank(const tilemoe_experts& experts) {
+  return std::min(std::max(experts.rank_1, experts.rank_2), TILEMOE_MAX_RANK);
+}
+// Splits of the step lora_gradient: the maximum over the gradients of both factors of both adapters
+// of any rank up to the experts'.
+int32_t lora_gradient_splits(const tilemoe_experts& experts, const ScratchSizes& sizes, int sms);
 
 }  // namespace tilemoe::cuda

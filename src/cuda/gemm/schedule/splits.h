@@ -30,6 +30,10 @@ constexpr int column_block(int64_t columns) {
   return 20 * narrow <= 19 * wide ? 192 : 256;
 }
 
+// The columns of a narrow tile. So few dense columns are one block in either width: the reference
+// tiles, and with them the splits, are the same.
+constexpr int kNarrowColumns = 64;
+
 // Of D, the transposed gradient: (d, parts * dense columns). A reference tile is two halves, 256
 // rows of D in all by column_block() columns of a part; of an odd last block of 128 rows, two
 // blocks of columns make one. Groups of kGroup blocks of columns ascend; within a group, blocks of

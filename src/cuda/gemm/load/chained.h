@@ -1,0 +1,118 @@
+// An operand from two sources of k blocks: all k blocks of the first loader, then those of the
+// second one. The GEMM's sum then has two terms, [A, P] [W, B]^T.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/schedule/tile.h"
+
+namespace tilemoe::cuda::load {
+
+// Of two loaders that a producer runs (sm90, sm100). Both load by TMA or both copy by threads. Rows
+// of the second source may come from the previous kernel, so that no operand is in order.
+template <class First_, class Second_>
+class Chained {
+ public:
+  using First = First_;
+  using Second = Second_;
+  using Operand = typename First::Operand;
+  static constexpr int kTmaBytes = First::kTmaBytes;
+  static_assert(std::is_same_v<Operand, typename Second::Operand> &&
+                kTmaBytes == Second::kTmaBytes);
+
+  struct Params {
+    typename First::Params first;
+    typename Second::Params second;
+    int32_t first_blocks;
+  };
+
+  // The sources have `first_blocks` and `second_blocks` k blocks.
+  static Params params(const typename First::Params& first, int64_t first_blocks,
+                       const typename Second::Params& second, int64_t /*second_blocks*/) {
+    return {first, second, static_cast<int32_t>(first_blocks)};
+  }
+
+  __device__ Chained(const Params& params, int32_t thread)
+      : params_(params), first_(params.first, thread), second_(params.second, thread) {}
+
+  __device__ void prefetch() const {
+    first_.prefetch();
+    second_.prefetch();
+  }
+  __device__ void begin(const Tile& tile) {
+    first_.begin(tile);
+    second_.begin(tile);
+  }
+  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const
+      requires(TmaLoader<First>) {
+    if (k_block < params_.first_blocks)
+      first_.load(shared, full, k_block);
+    else
+      second_.load(shared, full, k_block - params_.first_blocks);
+  }
+  __device__ void copy(uint32_t shared, int32_t k_block) requires(ThreadLoader<First>) {
+    if (k_block < params_.first_blocks)
+      first_.copy(shared, k_block);
+    else
+      second_.copy(shared, k_block - params_.first_blocks);
+  }
+
+ private:
+  const Params& params_;
+  First first_;
+  Second second_;
+};
+
+}  // namespace tilemoe::cuda::load
+
+namespace tilemoe::cuda::sm80 {
+
+// Of two loaders that every warp runs (sm80), which count the k blocks that are left.
+template <class First_, class Second_>
+class Chained {
+ public:
+  using First = First_;
+  using Second = Second_;
+  using Operand = typename First::Operand;
+  static_assert(std::is_same_v<Operand, typename Second::Operand>);
+
+  struct Params {
+    typename First::Params first;
+    typename Second::Params second;
+    int32_t second_blocks;
+  };
+
+  static Params params(const typename First::Params& first, int64_t /*first_blocks*/,
+                       const typename Second::Params& second, int64_t second_blocks) {
+    return {first, second, static_cast<int32_t>(second_blocks)};
+  }
+
+  __device__ Chained(const Params& params, int32_t thread)
+      : params_(params), first_(params.first, thread), second_(params.second, thread) {}
+
+  __device__ __forceinline__ void begin(const Tile& tile) {
+    first_.begin(tile);
+    second_.begin(tile);
+  }
+  __device__ __forceinline__ void copy(uint32_t shared, int32_t blocks_left) const {
+    if (blocks_left > params_.second_blocks)
+      first_.copy(shared, blocks_left - params_.second_blocks);
+    else
+      second_.copy(shared, blocks_left);
+  }
+  __device__ __forceinline__ void advance(int32_t blocks_left) {
+    if (blocks_left > params_.second_blocks)
+      first_.advance(blocks_left - params_.second_blocks);
+    else
+      second_.advance(blocks_left);
+  }
+
+ private:
+  const Params& params_;
+  First first_;
+  Second second_;
+};
+
+}  // namespace tilemoe::cuda::sm80

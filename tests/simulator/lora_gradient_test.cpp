@@ -1,0 +1,236 @@
+// The step that computes the gradients of an adapter's factors, on simulated GPUs: exact on numbers
+// whose sums are, with NaN around every operand.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cuda/core/device.h"
+#include "cuda/cuda_backend.h"
+#include "cuda/gemm/schedule/sizes.h"
+#include "lora_problem.h"
+
+namespace tilemoe::test {
+namespace {
+
+constexpr int64_t kMargin = 8;                       // columns of NaN on either side
+constexpr int64_t kInputWidth = 136, kColumns = 72;  // of the input, and of a part of dOut
+
+struct Output {
+  bool wanted = true;
+  bool is_float32 = true;
+  bool contiguous_rows = false;  // along its second dimension
+};
+
+struct Case {
+  std::string setting;
+  tilemoe_dtype dtype = TILEMOE_BFLOAT16;
+  bool gathers_input = true;
+  int64_t rank = 16;
+  Output dA = {};
+  std::vector<Output> dB = {{}};
+  bool accumulate = false;
+  std::vector<int32_t> counts = {129, 0, 1, 64};
+  int32_t workers = 0;
+};
+
+class Problem {
+ public:
+  explicit Problem(const Case& c)
+      : c_(c),
+        rows_(c.counts, 70, 37),
+        input_(PlacedTensor::columns(c.dtype, source_rows(c.gathers_input), kInputWidth,
+                                     kInputWidth + 2 * kMargin, kMargin)),
+        dOut_(PlacedTensor::columns(c.dtype, source_rows(!c.gathers_input), columns(),
+                                    columns() + 2 * kMargin, kMargin)),
+        P_(rank_columns()),
+        Q_(rank_columns()),
+        dA_(output(c.dA, c.rank, kInputWidth)) {
+    for (const Output& one : c.dB) dB_.push_back(output(one, kColumns, c.rank));
+    experts_.struct_size = sizeof experts_;
+    experts_.dtype = c.dtype, experts_.E = rows_.E;
+    experts_.activation = TILEMOE_SWIGLU;
+    experts_.d = c.gathers_input ? kInputWidth : columns();
+    experts_.n = c.gathers_input ? kColumns : kInputWidth;
+    (c.gathers_input ? experts_.rank_1 : experts_.rank_2) = static_cast<int32_t>(c.rank);
+    fill(input_, c.gathers_input, 1, 2);
+    fill(dOut_, !c.gathers_input, 2, 2);
+    fill(Q_, false, 3, 2);
+    fill(P_, false, 4, 100);  // scaled, these have more bits than a 16-bit number
+  }
+
+  ScratchSizes sizes() const { return {.capacity = rows_.capacity, .workers = c_.workers}; }
+  const tilemoe_experts& experts() const { return experts_; }
+
+  void run() {
+    const auto& row = c_.gathers_input ? cuda::backend().steps.lora_gradient_1
+                                       : cuda::backend().steps.lora_gradient_2;
+    const auto bytes = static_cast<int64_t>(row.scratch_bytes(experts_, sizes()));
+    const PlacedTensor scratch(TILEMOE_FLOAT32, {bytes / 4}, {1});
+    LoraGradient step{};
+    step.experts = &experts_, step.rows = rows_.rows(true);
+    step.input = input_.tensor(), step.dOut = dOut_.tensor();
+    step.gathers_input = c_.gathers_input;
+    step.P = P_.tensor(), step.Q = Q_.tensor(), step.scale = kScale;
+    if (c_.dA.wanted) step.dA = dA_->tensor();
+    step.parts = static_cast<int>(dB_.size());
+    for (size_t p = 0; p < dB_.size(); ++p)
+      step.part[p] = {c_.dB[p].wanted ? dB_[p]->tensor() : tilemoe_tensor{}, first(p)};
+    step.accumulate = c_.accumulate;
+    step.scratch = {scratch.tensor().data, static_cast<size_t>(bytes)};
+    step.workers = c_.workers;
+    row.run(step);
+    expect_clean_run();
+  }
+
+  void expect_outputs() {
+    expect("dA", *dA_, c_.dA, [&](int64_t row, int64_t i, int64_t j) {
+      return Q_.at(row, i) * input_.at(rows_.source_of(row, c_.gathers_input), j);
+    });
+    for (size_t p = 0; p < dB_.size(); ++p)
+      expect("dB", *dB_[p], c_.dB[p], [&](int64_t row, int64_t i, int64_t j) {
+        const double score = c_.gathers_input ? 1 : rows_.score.at({row, 0, 0});
+        const double P = verify::round_to(static_cast<DType>(c_.dtype),
+                                          static_cast<float>(kScale * score) * P_.at(row, j));
+        return dOut_.at(rows_.source_of(row, !c_.gathers_input), first(p) + i) * P;
+      });
+  }
+
+ private:
+  static constexpr float kScale = 0.75f;
+
+  int64_t source_rows(bool gathers) const { return gathers ? rows_.T : rows_.capacity; }
+  int64_t columns() const { return kColumns * static_cast<int64_t>(c_.dB.size()) + kMargin; }
+  int64_t first(size_t part) const { return kMargin + kColumns * static_cast<int64_t>(part); }
+  PlacedTensor rank_columns() const {
+    return PlacedTensor::columns(c_.dtype, rows_.capacity, c_.rank, c_.rank + 2 * kMargin, kMargin);
+  }
+  std::unique_ptr<PlacedTensor> output(const Output& one, int64_t rows, int64_t columns) const {
+    const tilemoe_dtype dtype = one.is_float32 ? TILEMOE_FLOAT32 : c_.dtype;
+    const int64_t line = (one.contiguous_rows ? rows : columns) + kMargin;
+    const int64_t expert = line * (one.contiguous_rows ? columns : rows);
+    auto out =
+        std::make_unique<PlacedTensor>(dtype, std::vector<int64_t>{rows_.E, rows, columns},
+                                       one.contiguous_rows ? std::vector<int64_t>{expert, 1, line}
+                                                           : std::vector<int64_t>{expert, line, 1},
+                                       kMargin, kMargin);
+    if (c_.accumulate) out->fill([](const Index& i) { return whole(i, 5, 8); });
+    return out;
+  }
+  void fill(PlacedTensor& tensor, bool gathered, int64_t salt, int64_t range) const {
+    tensor.fill(
+        [&](const Index& i) { return !gathered && i[0] >= rows_.M ? NAN : whole(i, salt, range); });
+  }
+  template <class Value>
+  void expect(const char* name, PlacedTensor& out, const Output& kind, const Value& product) {
+    out.expect(
+        name, [&](const Index&) { return kind.wanted; },
+        [&](const Index& i) {
+          double sum = c_.accumulate ? out.at(i) : 0;
+          for (int64_t row = rows_.begin(i[0]); row < rows_.end(i[0]); ++row)
+            sum += product(row, i[1], i[2]);
+          return sum;
+        });
+  }
+
+  const Case c_;
+  const ExpertRows rows_;
+  tilemoe_experts experts_{};
+  PlacedTensor input_, dOut_, P_, Q_;
+  std::unique_ptr<PlacedTensor> dA_;
+  std::vector<std::unique_ptr<PlacedTensor>> dB_;
+};
+
+void run(const Case& c) {
+  simulate(c.setting);
+  Problem problem(c);
+  problem.run();
+  problem.expect_outputs();
+}
+
+class LoraGradientStep
+    : public testing::TestWithParam<std::tuple<std::string, tilemoe_dtype, bool>> {
+ protected:
+  static Case with_rank(int64_t rank) {
+    const auto& [setting, dtype, gathers_input] = GetParam();
+    return {.setting = setting, .dtype = dtype, .gathers_input = gathers_input, .rank = rank};
+  }
+};
+
+TEST_P(LoraGradientStep, IsExactForEveryRank) {
+  for (const int64_t rank : {8, 16, 72, 256}) {
+    SCOPED_TRACE(rank);
+    Case c = with_rank(rank);
+    c.dB = {{}, {}};
+    run(c);
+  }
+}
+
+TEST_P(LoraGradientStep, WritesEveryKindOfOutput) {
+  for (const bool is_float32 : {false, true})
+    for (const bool contiguous_rows : {false, true})
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(testing::Message() << is_float32 << contiguous_rows << accumulate);
+        Case c = with_rank(24);
+        c.dA = {true, is_float32, contiguous_rows};
+        c.dB = {c.dA};
+        c.accumulate = accumulate;
+        c.counts = {65, 0, 3};
+        run(c);
+      }
+}
+
+TEST_P(LoraGradientStep, LeavesWhatIsNotWanted) {
+  for (const bool dA : {false, true})
+    for (const bool gate : {false, true}) {
+      Case c = with_rank(16);
+      c.dA.wanted = dA;
+      c.dB = {{.wanted = gate}, {.wanted = !gate && dA}};
+      c.counts = {5, 70};
+      run(c);
+    }
+}
+
+TEST_P(LoraGradientStep, TakesPartsOfTwoKinds) {
+  Case c = with_rank(16);
+  c.dB = {{true, false, false}, {true, true, true}};
+  c.counts = {5, 70};
+  run(c);
+}
+
+TEST_P(LoraGradientStep, SplitsLongExperts) {
+  for (const int64_t rank : {16, 200}) {
+    SCOPED_TRACE(rank);
+    Case c = with_rank(rank);
+    c.dB = {{}, {}};
+    c.counts = {1200, 0, 70, 1100};
+    c.workers = 7;
+    simulate(c.setting);
+    const Problem problem(c);
+    ASSERT_GE(cuda::lora_gradient_splits(problem.experts(), problem.sizes(), 132), 2);
+    run(c);
+  }
+}
+
+TEST_P(LoraGradientStep, IsZeroWithoutRows) {
+  Case c = with_rank(16);
+  c.counts = {0, 0};
+  run(c);
+}
+
+std::string name_of(const testing::TestParamInfo<LoraGradientStep::ParamType>& param) {
+  const auto& [setting, dtype, gathers_input] = param.param;
+  return setting + "_" + tilemoe_dtype_name(dtype) + (gathers_input ? "_W1" : "_W2");
+}
+
+INSTANTIATE_TEST_SUITE_P(, LoraGradientStep,
+                         testing::Combine(testing::ValuesIn(settings()),
+                                          testing::Values(TILEMOE_BFLOAT16, TILEMOE_FLOAT16),
+                                          testing::Bool()),
+                         name_of);
+
+}  // namespace
+}  // namespace tilemoe::test
