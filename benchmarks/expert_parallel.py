@@ -158,9 +158,9 @@ class Usual(Way):
         offs = by_rank[1].sum(0).cumsum(0).to(torch.int32)
         rows = _Reordered.apply(rows, by_expert, back)
         H = F.grouped_mm(rows, self.W1.transpose(1, 2), offs=offs)
-        Y = F.grouped_mm(compiled.glu(H, "swiglu"), self.W2.transpose(1, 2), offs=offs)
+        Y = F.grouped_mm(compiled.glu(H, None, "swiglu"), self.W2.transpose(1, 2), offs=offs)
         Y = _Exchange.apply(_Reordered.apply(Y, back, by_expert), received, sent)
-        return compiled.Combine.apply(Y, s, order, rows_of_pairs)
+        return compiled.Combine.apply(Y, None, s, order, rows_of_pairs)
 
 
 def inverse_of(order):

@@ -5,124 +5,17 @@
 #include <stdexcept>
 #include <string>
 
-#include "operators.h"
-#include "packing.h"
+#include "layer_call.h"
 #include "router.h"
 #include "routing.h"
 
 namespace tilemoe_torch {
 namespace {
 
-// The function of the experts.
-struct Config {
-  Numbers numbers;
-  Reals reals;
-
-  Config(const std::vector<int64_t>& its_numbers, const std::vector<double>& its_reals)
-      : numbers(unpack<Numbers>("numbers", its_numbers)),
-        reals(unpack<Reals>("reals", its_reals)) {}
-};
-
-// The experts' weights; W1 and W2 are required. On the CPU a weight that is not on 16 bytes is
-// copied, as X is: a memory-mapped checkpoint has tensors on 8. On a GPU the library rejects it: a
-// copy in every call would cost a weight's memory and time.
-class Weights {
- public:
-  Weights(const Call& call, const Tensors& list) : list_(list) {
-    for (size_t place : {kW1, kW2})
-      if (!list[place]) refuse(std::string(kWeightNames[place]) + " is absent");
-    if (call.device() != TILEMOE_CPU) return;
-    for (MaybeTensor& weight : list_)
-      if (weight) weight = weight_on_16(*weight);
-  }
-
-  const Tensor& W1() const { return *list_[kW1]; }
-  const Tensor& W2() const { return *list_[kW2]; }
-  const MaybeTensor& operator[](size_t place) const { return list_[place]; }
-
- private:
-  Tensors list_;
-};
-
-// Views of weights, or of their gradients, that begin at `first` and have these names.
-tilemoe_weights views(const Call& call, const MaybeTensor* first, const char* const* names) {
-  tilemoe_weights all{};
-  all.struct_size = sizeof all;
-  all.W1 = call.view(names[kW1], first[kW1]);
-  all.W1_up = call.view(names[kW1Up], first[kW1Up]);
-  all.W2 = call.view(names[kW2], first[kW2]);
-  all.b1 = call.view(names[kB1], first[kB1]);
-  all.b1_up = call.view(names[kB1Up], first[kB1Up]);
-  all.b2 = call.view(names[kB2], first[kB2]);
-  return all;
-}
-
-// If the sizes of W1 and W2 do not match, either may be wrong: the message contains both.
-void check_one_layer(const tilemoe_experts& experts, const Tensor& W1, const Tensor& W2) {
-  const bool gated = tilemoe_activation_gated(experts.activation);
-  if (!gated && experts.gate_layout != TILEMOE_GATE_CONCATENATED) return;  // the library rejects it
-  const bool both = gated && experts.gate_layout != TILEMOE_GATE_SPLIT;
-  const int64_t rows = both ? 2 * experts.n : experts.n;
-  if (W1.dim() == 3 && W1.size(0) == experts.E && W1.size(1) == rows && W1.size(2) == experts.d)
-    return;
-  refuse("W1 has shape " + describe_shape(W1) + " and W2 " + describe_shape(W2) + ", expected " +
-         (both ? "(E, 2n, d)" : "(E, n, d)") + " and (E, d, n) of the same E, n and d");
-}
-
-// The sizes are W2's, whose shape does not depend on the activation and the layout of the gate.
-tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& weights,
-                           const Config& config) {
-  const auto& [numbers, reals] = config;
-  check_dims("W2", weights.W2(), 3, "(E, d, n)");
-  tilemoe_experts experts{};
-  experts.struct_size = sizeof experts;
-  experts.device = call.device();
-  experts.dtype = call.view("X", X).dtype;
-  experts.E = weights.W2().size(0), experts.d = weights.W2().size(1);
-  experts.n = weights.W2().size(2);
-  experts.activation = narrowed<tilemoe_activation>("activation", numbers.activation);
-  experts.gate_layout = narrowed<tilemoe_gate_layout>("gate_layout", numbers.gate_layout);
-  experts.clamp = static_cast<float>(reals.clamp);
-  experts.alpha = static_cast<float>(reals.alpha);
-  experts.up_shift = static_cast<float>(reals.up_shift);
-  experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
-  check_one_layer(experts, weights.W1(), weights.W2());
-  return experts;
-}
-
-tilemoe_routing_spec spec_of(const Call& call, const Tensor& X, const tilemoe_experts& experts,
-                             const Numbers& numbers, int64_t capacity) {
-  check_dims("X", X, 2, "(T, d)");
-  const auto kind = narrowed<tilemoe_routing_kind>("kind", numbers.rule.kind);
-  const int64_t T = kind == TILEMOE_ROUTING_GROUPED ? 0 : X.size(0);
-  return routing_spec(call, kind, T, experts.E, numbers.rule.K, capacity);
-}
-
-size_t workspace_size(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
-                      tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) {
-  tilemoe_workspace_query query{};
-  query.struct_size = sizeof query;
-  query.experts = &experts, query.routing = &spec;
-  query.pass = pass, query.mode = mode, query.gradients = gradients;
-  size_t bytes = 0;
-  check(tilemoe_workspace_bytes(&query, &bytes));
-  return bytes;
-}
-
-Tensor workspace_for(const Call& call, const tilemoe_experts& experts,
-                     const tilemoe_routing_spec& spec, tilemoe_pass pass,
-                     tilemoe_backward_mode mode, uint32_t gradients, size_t* bytes) {
-  *bytes = workspace_size(experts, spec, pass, mode, gradients);
-  return call.bytes(*bytes);
-}
-
 void check_top_k(const Rule& rule) {
   if (rule.kind != TILEMOE_ROUTING_TOP_K)
     refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
 }
-
-// Every gradient of one backward, in the order of their bits; absent ones are not computed.
-using Gradients = Tensors;
 
 // The gradients, except dX, that are computed from dH alone, and so can be computed last.
 constexpr int64_t kOfW1 =
@@ -141,47 +34,11 @@ Gradients given(const std::vector<Tensor>& list, int64_t places) {
   return gradients;
 }
 
-// The bits of the gradients that exist. If there are none, which the library reads as all, dW1's
-// bit: its workspace is the smallest, and sufficient for dH over H.
-uint32_t workspace_bits(const Gradients& gradients) {
-  int64_t bits = 0;
-  for (size_t i = 0; i < kGradients; ++i)
-    if (gradients[i]) bits |= bit(i);
-  return bits ? static_cast<uint32_t>(bits) : uint32_t{TILEMOE_GRADIENT_W1};
-}
-
 Gradients select(const Gradients& gradients, int64_t bits) {
   Gradients selected(kGradients);
   for (size_t i = 0; i < kGradients; ++i)
     if (bits & bit(i)) selected[i] = gradients[i];
   return selected;
-}
-
-// Allocates memory for each bit of `wanted`, zeroed if sums are added to it.
-void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H,
-              const Weights& weights, const Numbers& numbers, bool accumulate,
-              Gradients& gradients) {
-  check_dims("X", X, 2, "(T, d)");
-  check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
-  if (wanted & bit(kDX)) gradients[kDX] = call.empty({X.size(0), X.size(1)}, X.scalar_type());
-  if (wanted & bit(kDs))
-    gradients[kDs] = numbers.rule.kind == TILEMOE_ROUTING_TOP_K
-                         ? call.empty({X.size(0), numbers.rule.K}, ScalarType::Float)
-                         : call.empty({H.size(0)}, ScalarType::Float);
-  for (size_t place = 0; place < kWeights; ++place) {
-    if (!(wanted & bit(kDWeights + place))) continue;
-    if (!weights[place]) refuse("the gradient of an absent weight is wanted");
-    MaybeTensor& gradient = gradients[kDWeights + place];
-    gradient = empty_like_weight(*weights[place]);
-    if (accumulate) zero(*gradient);
-  }
-}
-
-std::vector<Tensor> in_order(const Gradients& gradients, int64_t wanted) {
-  std::vector<Tensor> made;
-  for (size_t i = 0; i < kGradients; ++i)
-    if (wanted & bit(i)) made.push_back(*gradients[i]);
-  return made;
 }
 
 // One of the parts of a pass that `bounds` and `cuts` define.
@@ -205,37 +62,6 @@ tilemoe_part part_of(const Tensor& bounds, const std::vector<int64_t>& cuts, int
   return made;
 }
 
-// Writes O, and H if it is given, else as in inference.
-void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tensor,
-                  const Weights& weights, const MaybeTensor& addend, const tilemoe_experts& layer,
-                  const tilemoe_routing_spec& spec, const tilemoe_part* part, const Tensor& O,
-                  const MaybeTensor& H) {
-  const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
-  const Tensor rows = dense_rows_on_16(X);
-  const MaybeTensor added = addend ? MaybeTensor(dense_rows_on_16(*addend)) : std::nullopt;
-  tilemoe_saved saved{};
-  saved.struct_size = sizeof saved;
-  if (H) saved.H = call.view("H", *H);
-
-  const tilemoe_weights all = views(call, &weights[0], kWeightNames);
-  tilemoe_forward_args args{};
-  args.struct_size = sizeof args;
-  args.routing = &routing;
-  args.weights = &all;
-  args.X = call.view("X", rows);
-  args.O = call.view("O", O);
-  args.addend = call.view("addend", added);
-  args.saved = H ? &saved : nullptr;
-  args.block_turns = call.ctas_per_sm();
-  args.part = part;
-  const Tensor workspace =
-      workspace_for(call, layer, spec, H ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE,
-                    TILEMOE_BACKWARD_WHOLE, 0, &args.workspace_bytes);
-  args.workspace = workspace.data_ptr();
-  args.stream = call.stream();
-  check(tilemoe_forward(&layer, &args));
-}
-
 // O, and H if it is to be kept, else empty.
 std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tensor& routing_tensor,
                                    const Weights& weights, const MaybeTensor& addend,
@@ -249,53 +75,6 @@ std::tuple<Tensor, Tensor> forward(const Call& call, const Tensor& X, const Tens
   forward_into(call, X, routing_tensor, weights, addend, layer, spec, nullptr, O,
                keep_H ? MaybeTensor(H) : std::nullopt);
   return {O, H};
-}
-
-// Allocates all memory, the workspace last, before it launches anything, and frees the workspace
-// when it returns. A part uses a workspace of the caller.
-void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
-              tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
-              const Config& config, const Gradients& gradients, bool accumulate,
-              const tilemoe_part* part = nullptr, const Tensor* given_workspace = nullptr) {
-  const Tensor rows = dense_rows_on_16(X);
-  const MaybeTensor grad_rows = dO ? MaybeTensor(dense_rows_on_16(*dO)) : std::nullopt;
-  const tilemoe_experts experts = experts_of(call, X, weights, config);
-  check_dims("H", H, 2, "(capacity, 2n) or (capacity, n)");
-  const tilemoe_routing_spec spec = spec_of(call, X, experts, config.numbers, H.size(0));
-  const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
-  tilemoe_saved saved{};
-  saved.struct_size = sizeof saved;
-  saved.H = call.view("H", H);
-  saved.state = mode == TILEMOE_BACKWARD_REST ? TILEMOE_SAVED_DH_OVER_H : TILEMOE_SAVED_H;
-  if (part && part->first_token > 0) {  // the parts come in the order of their tokens
-    saved.state = TILEMOE_SAVED_PARTS_OF_DH;
-    saved.parts_tokens = part->first_token;
-  }
-
-  const tilemoe_weights all = views(call, &weights[0], kWeightNames);
-  const tilemoe_weights dweights = views(call, &gradients[kDWeights], &kGradientNames[kDWeights]);
-
-  tilemoe_backward_args args{};
-  args.struct_size = sizeof args;
-  args.routing = &routing;
-  args.weights = &all, args.dweights = &dweights;
-  args.X = call.view("X", rows);
-  args.dO = call.view("dO", grad_rows);
-  args.saved = &saved;
-  args.mode = mode;
-  args.dX = call.view("dX", gradients[kDX]);
-  args.ds = call.view("ds", gradients[kDs]);
-  args.accumulate = accumulate;
-  args.block_turns = call.ctas_per_sm();
-  args.part = part;
-  args.workspace_bytes = given_workspace ? static_cast<size_t>(given_workspace->numel()) : 0;
-  const Tensor workspace = given_workspace
-                               ? *given_workspace
-                               : workspace_for(call, experts, spec, TILEMOE_PASS_BACKWARD, mode,
-                                               workspace_bits(gradients), &args.workspace_bytes);
-  args.workspace = workspace.data_ptr();
-  args.stream = call.stream();
-  check(tilemoe_backward(&experts, &args));
 }
 
 // The result of router_backward for ds.

@@ -83,6 +83,30 @@ void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
                            const std::vector<int64_t>& numbers, const std::vector<double>& reals,
                            const Tensor& workspace);
 
+// lora.cpp
+Tensor pack_lora(const Tensors& lora, const Tensors& weight_list, const std::vector<int64_t>& ranks,
+                 const std::vector<double>& scales, const std::vector<int64_t>& numbers,
+                 ScalarType dtype);
+std::tuple<Tensor, Tensor, Tensor, Tensor> experts_lora(
+    const Tensor& X, const MaybeTensor& router, const Tensor& routing, const Tensors& weight_list,
+    const MaybeTensor& addend, const Tensors& lora, const Tensor& packed, int64_t capacity,
+    const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& numbers, const std::vector<double>& reals, bool keep_H);
+std::vector<Tensor> experts_lora_backward(const Tensor& dO, const Tensor& X, const Tensor& H,
+                                          const Tensor& P1, const Tensor& P2, const Tensor& routing,
+                                          const Tensors& weight_list, const Tensor& packed,
+                                          const std::vector<int64_t>& ranks,
+                                          const std::vector<double>& scales,
+                                          const std::vector<int64_t>& numbers,
+                                          const std::vector<double>& reals, ScalarType factor_dtype,
+                                          int64_t wanted);
+std::vector<Tensor> experts_lora_backward_over_H(
+    const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
+    const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
+    const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType factor_dtype,
+    int64_t wanted);
+
 // rows.cpp
 void sum_rows(const std::vector<int64_t>& sources, int64_t source_rows, const Tensor& place,
               const MaybeTensor& addend, const Tensor& out);

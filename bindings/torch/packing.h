@@ -35,6 +35,25 @@ static_assert(TILEMOE_GRADIENT_B1 == bit(kDWeights + kB1));
 static_assert(TILEMOE_GRADIENT_B1_UP == bit(kDWeights + kB1Up));
 static_assert(TILEMOE_GRADIENT_B2 == bit(kDWeights + kB2));
 
+// Tensor?[] lora: the factors of low-rank adapters, shapes as in tilemoe_lora. Their gradients have
+// bits of their own after those of the weights.
+constexpr const char* kFactorNames[] = {"A1", "B1", "A1_up", "B1_up", "A2", "B2"};
+constexpr size_t kA1 = 0, kFactorB1 = 1, kA1Up = 2, kFactorB1Up = 3, kA2 = 4, kFactorB2 = 5,
+                 kFactors = 6;
+
+// int[] ranks, of A1, A1_up and A2: multiples of 8, 0 without that adapter
+struct LoraRanks {
+  int64_t gate;
+  int64_t up;
+  int64_t down;
+};
+
+// float[] scales
+struct LoraScales {
+  double of_W1;
+  double of_W2;
+};
+
 // int[] rule: the kind of the routing and the rule that chooses experts. kind, scoring and
 // group_score are tilemoe.h's enums; scoring is -1 if the scores were given.
 struct Rule {

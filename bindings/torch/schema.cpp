@@ -1,5 +1,6 @@
 // The operators' names and arguments, once for all devices. Python registers fake kernels
-// (python/tilemoe/_shapes.py) and autograd kernels (ops.py; autograd.py for experts and moe).
+// (python/tilemoe/_shapes.py) and autograd kernels (ops.py; autograd.py for experts and moe,
+// _lora_autograd.py for experts_lora).
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -157,6 +158,29 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "experts_backward_part(Tensor dO, Tensor X, Tensor(a!) H, Tensor routing, Tensor?[] weights, "
       "Tensor(b!)[] gradients, int places, Tensor bounds, int[] cuts, int part, int[] numbers, "
       "float[] reals, Tensor(c!) workspace) -> ()");
+
+  // Low-rank adapters (tilemoe_lora). lora: A1, B1, A1_up, B1_up, A2, B2, whose ranks are multiples
+  // of 8 -> bytes, as experts_lora reads them with weights of these strides, in `dtype`.
+  m.def(
+      "pack_lora(Tensor?[] lora, Tensor?[] weights, int[] ranks, float[] scales, int[] numbers, "
+      "ScalarType dtype) -> Tensor");
+  // `experts` with adapters. `lora` is not read: autograd passes its gradients back. P1 (capacity,
+  // rank_1) and P2 (capacity, rank_2) are kept with H, else empty.
+  m.def(
+      "experts_lora(Tensor X, Tensor? router, Tensor routing, Tensor?[] weights, Tensor? addend, "
+      "Tensor?[] lora, Tensor packed, SymInt capacity, int[] ranks, float[] scales, int[] numbers, "
+      "float[] reals, bool keep_H) -> (Tensor O, Tensor H, Tensor P1, Tensor P2)");
+  // The gradients whose bit is in `wanted`: the eight of experts_backward, with ds itself, then
+  // those of `lora`, of factor_dtype.
+  m.def(
+      "experts_lora_backward(Tensor dO, Tensor X, Tensor H, Tensor P1, Tensor P2, Tensor routing, "
+      "Tensor?[] weights, Tensor packed, int[] ranks, float[] scales, int[] numbers, "
+      "float[] reals, ScalarType factor_dtype, int wanted) -> Tensor[]");
+  // The same, with dH written over H.
+  m.def(
+      "experts_lora_backward_over_H(Tensor dO, Tensor X, Tensor(a!) H, Tensor P1, Tensor P2, "
+      "Tensor routing, Tensor?[] weights, Tensor packed, int[] ranks, float[] scales, "
+      "int[] numbers, float[] reals, ScalarType factor_dtype, int wanted) -> Tensor[]");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(
       "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "

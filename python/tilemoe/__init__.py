@@ -28,6 +28,7 @@ if _has_torch and not _is_module("tilemoe.options"):  # which the package itself
         from ._library import set_block_turns, set_ctas_per_sm
         from .functional import WeightGradients, grouped_experts, moe, moe_general
         from .integrations.from_modules import from_modules
+        from .lora import LoRA
         from .module import MoE, MoEAux
         from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
     except (ImportError, OSError):
@@ -36,6 +37,7 @@ if _has_torch and not _is_module("tilemoe.options"):  # which the package itself
 
 __all__ = [
     "Aux",
+    "LoRA",
     "MoE",
     "MoEAux",
     "WeightGradients",

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _checks, _given_memory, _library, _travel, autograd, ops
+from . import _checks, _given_memory, _library, _lora_autograd, _travel, autograd, ops
 from ._layout import WEIGHTS, array_of, counters_of, offsets_of, rule_of
 from ._shapes import shape_text
+from .lora import LoRA, factors_of
 from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options
 from .routing import (
     Aux,
@@ -28,6 +29,9 @@ _ops = _library.operators
 NO_K = "tilemoe: K is None, expected the number of experts to choose from the logits"
 
 
+_ONE_OF_BOTH = "the adapters' gradients are returned by autograd, as are those of the weights"
+
+
 class WeightGradients(NamedTuple):
     """Memory for the gradients of weights; None if autograd shall return that gradient as usual.
 
@@ -43,11 +47,12 @@ class WeightGradients(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a call, its options, and the memory for the weights' gradients."""
+    """The weights of a call, its options, the memory for the weights' gradients, and adapters."""
 
     weights: list[Tensor | None]  # in the order of WEIGHTS
     options: Options
     weight_grad_out: WeightGradients | None = None
+    lora: LoRA | None = None
 
 
 def routed(
@@ -248,6 +253,8 @@ def run(
         if type(x) not in _library.PLAIN:
             _library.require_dtype(x)
         rest = (*capacity, numbers, reals)
+        if layer.lora is not None:
+            return _with_lora(op, x, router, third, weights, layer, addend, rest, more, comm)
         if given is not None:
             _check_given(given, layer.weights, x, router, addend)
         if not torch.is_grad_enabled():
@@ -272,6 +279,27 @@ def run(
         _library.require_dtype(x)
         require_weights(layer.weights, addend)
         raise
+
+
+def _with_lora(op, x, router, third, weights, layer, addend, rest, more, comm):
+    """`run` with adapters. weights: cast, if under autocast."""
+    if layer.weight_grad_out is not None:
+        raise NotImplementedError(
+            "tilemoe: lora and weight_grad_out are both given: " + _ONE_OF_BOTH
+        )
+    if comm is not None and comm.chunks is not None:
+        raise NotImplementedError("tilemoe: lora does not work with chunks, expected chunks=1")
+    *capacity, numbers, reals = rest
+    factors = factors_of(layer.lora, x, weights, numbers)
+    routing, counts = third, None
+    if op is _ops.moe.default:
+        routing, counts = _lora_autograd.routed(router, third, numbers, reals)
+        capacity = [router.shape[0] * numbers[At.K]]
+    out = _lora_autograd.run(
+        x, router, routing, weights, addend, factors, *capacity, numbers, reals,
+        layer.options.overwrite_H, comm,
+    )  # fmt: skip
+    return (out, routing, counts) if more else out
 
 
 def _check_given(given, weights, x, router, addend):

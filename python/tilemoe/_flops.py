@@ -13,7 +13,7 @@ import importlib.util
 import sys
 
 from ._library import operators
-from ._layout import WEIGHTS, h_width
+from ._layout import GRADIENTS, WEIGHTS, h_width
 from .options import ROUNDED, At
 from ._shapes import (
     WANTED_B1,
@@ -25,6 +25,7 @@ from ._shapes import (
     WANTED_X,
 )
 
+_OF_W1 = 0b1111 << len(GRADIENTS)  # the bits of W1's and W1_up's factors
 _THROUGH_A = WANTED_X | WANTED_S | WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
 
 
@@ -68,6 +69,35 @@ def _moe_tokens(X, router_weight, router_bias, selection_bias, weights, addend, 
     return 2 * X[0] * E * d + _forward(X, weights, X[0] * numbers[At.K], numbers)
 
 
+def _adapters(weights, ranks):
+    """(rank, columns of A, rows of B) of each adapter: of W1, W1_up and W2."""
+    _, d, n = weights[WEIGHTS.index("W2")]
+    return zip(ranks, (d, d, n), (weights[WEIGHTS.index("W1")][1], n, d))
+
+
+def _experts_lora(X, router, routing, weights, addend, lora, packed, capacity, ranks, scales,
+                  numbers, *_, **__):  # fmt: skip
+    rows, *_ = _sizes(X, weights, capacity, numbers)
+    narrow = sum(rank * (of_A + of_B) for rank, of_A, of_B in _adapters(weights, ranks))
+    return _forward(X, weights, capacity, numbers) + 2 * rows * narrow
+
+
+def _experts_lora_backward(dO, X, H, P1, P2, routing, weights, packed, ranks, scales, numbers,
+                           reals, factor_dtype, wanted, **_):  # fmt: skip
+    of_W1 = wanted & _OF_W1
+    through_A = wanted & _THROUGH_A or of_W1
+    # dH, which the gradients of W1's factors read, costs what db1 costs.
+    flops = _backward(True, X, H, weights, numbers, wanted | (WANTED_B1 if of_W1 else 0))
+    rows, *_ = _sizes(X, weights, H[0], numbers)
+    through = (wanted & WANTED_X, wanted & WANTED_X, through_A)  # the gradient of A's input
+    for i, (rank, of_A, of_B) in enumerate(_adapters(weights, ranks)):
+        wanted_A, wanted_B = (wanted >> len(GRADIENTS) + 2 * i + of & 1 for of in (0, 1))
+        narrow = of_B * bool(through[i] or wanted_A)  # Q
+        narrow += of_A * bool(through[i]) + of_A * wanted_A + of_B * wanted_B
+        flops += 2 * rows * rank * narrow
+    return flops
+
+
 def _experts_part(X, routing, weights, bounds, cuts, part, capacity, numbers, *_, **__):
     is_last = part == len(cuts) - 2  # counts all parts
     return _forward(X, weights, capacity, numbers) if is_last else 0
@@ -99,6 +129,9 @@ _FORMULAS = {
     "experts": _experts,
     "moe": _moe,
     "moe_tokens": _moe_tokens,
+    "experts_lora": _experts_lora,
+    "experts_lora_backward": _experts_lora_backward,
+    "experts_lora_backward_over_H": _experts_lora_backward,
     "experts_part": _experts_part,
     "experts_backward": _experts_backward,
     "experts_backward_over_H": _experts_backward_over_H,

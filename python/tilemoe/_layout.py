@@ -9,6 +9,9 @@ from ._library import operators
 from .options import ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SCORINGS, TOP_K
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
+FACTORS = ("A1", "B1", "A1_up", "B1_up", "A2", "B2")  # of low-rank adapters
+RANKS = ("gate", "up", "down")  # of A1, A1_up and A2, multiples of WIDTH_MULTIPLE; 0: absent
+SCALES = ("of_W1", "of_W2")
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
 SIZES = ("T", "E", "d", "n", "capacity")  # of layer_bytes
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes

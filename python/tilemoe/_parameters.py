@@ -1,10 +1,13 @@
 """Checks of the sizes and dtypes of a module's parameters, and of its losses; each error names the
 argument that does not fit."""
 
+from typing import Any
+
 import torch
 
 from . import _checks
 from ._layout import WIDTH_MULTIPLE
+from .lora import MAX_RANK
 
 
 def size_of(letter: str, by_letter: int | None, name: str, by_name: int | None) -> int:
@@ -68,3 +71,14 @@ def check_selection_bias(scoring: str) -> None:
         raise ValueError(
             f"tilemoe: scoring is {scoring!r}, but only sigmoid scorings support a selection bias"
         )
+
+
+def check_lora(rank: Any, alpha: float | None) -> tuple[tuple[int, int], tuple[float, float]]:
+    """The ranks of the adapters of W1 and of W2, and their scales."""
+    ranks = rank if isinstance(rank, tuple) else (rank, rank)
+    if len(ranks) != 2 or not all(type(r) is int and 0 <= r <= MAX_RANK for r in ranks):
+        raise ValueError(f"tilemoe: lora_rank is {rank!r}, expected 1 to {MAX_RANK}, or two ranks")
+    if not any(ranks):
+        raise ValueError(f"tilemoe: lora_rank is {rank!r}: the layer has no adapter")
+    of_W1, of_W2 = (1.0 if alpha is None or r == 0 else alpha / r for r in ranks)
+    return ranks, (of_W1, of_W2)

@@ -7,7 +7,10 @@ import torch
 
 from ._library import NAMESPACE, operators
 from ._layout import (
+    FACTORS,
     GRADIENTS,
+    RANKS,
+    SCALES,
     WEIGHTS,
     h_width,
     names_of_gradients,
@@ -55,7 +58,7 @@ def _check_length(name, seen, expected):
         raise ValueError(f"tilemoe: {name} has length {len(seen)}, expected {len(expected)}")
 
 
-def _check_lists(weights, numbers, reals):
+def _check_lists(weights, numbers, reals=REALS):
     _check_length("weights", weights, WEIGHTS)
     _check_length("numbers", numbers, NUMBERS)
     _check_length("reals", reals, REALS)
@@ -91,6 +94,8 @@ def _named_tensors(names, values):
     for name, value in arguments.items():
         if name == "weights":
             yield from _named_tensors(WEIGHTS, value)
+        elif name == "lora":
+            yield from _named_tensors(FACTORS, value)
         elif name == "gradients":
             yield from zip(names_of_gradients(arguments["places"]), value)
         elif isinstance(value, torch.Tensor):
@@ -308,6 +313,67 @@ def _(dO, X, H, routing, weights, gradients, places, bounds, cuts, part, numbers
 @_register("experts_backward_out")
 def _(dO, X, H, H_consumed, routing, weights, gradients, places, numbers, reals, accumulate):
     _check_backward(dO, X, weights, numbers, reals, gradients, places)
+
+
+def _check_adapters(ranks, scales, lora=FACTORS):
+    _check_length("lora", lora, FACTORS)
+    _check_length("ranks", ranks, RANKS)
+    _check_length("scales", scales, SCALES)
+
+
+def _packed_bytes(ranks, weights, numbers, dtype):
+    """tilemoe_packed_lora_bytes"""
+    _check_dims("W2", weights[WEIGHTS.index("W2")], 3, "(E, d, n)")
+    E, d, n = weights[WEIGHTS.index("W2")].shape
+    (gate, up, of_W2), width = ranks, h_width(numbers[At.ACTIVATION], n)
+    of_W1 = gate + up
+    elements = (E * of_W1 * d, E * of_W1 * width, E * of_W2 * n, E * of_W2 * d)
+    return sum((count * dtype.itemsize + 255) // 256 * 256 for count in elements)
+
+
+@_register("pack_lora")
+def _(lora, weights, ranks, scales, numbers, dtype):
+    _check_lists(weights, numbers)
+    _check_adapters(ranks, scales, lora)
+    like = weights[WEIGHTS.index("W2")]
+    return like.new_empty((_packed_bytes(ranks, weights, numbers, dtype),), dtype=torch.uint8)
+
+
+@_register("experts_lora")
+def _(X, router, routing, weights, addend, lora, packed, capacity, ranks, scales, numbers, reals,
+      keep_H):  # fmt: skip
+    _check_adapters(ranks, scales, lora)
+    O, H = _fake_experts(
+        X, router, routing, weights, addend, capacity, numbers, reals, keep_H, False
+    )
+    gate, up, of_W2 = ranks
+    P1, P2 = (
+        X.new_empty((capacity, rank) if keep_H and rank else (0,)) for rank in (gate + up, of_W2)
+    )
+    return O, H, P1, P2
+
+
+def _fake_lora_backward(
+    dO, X, H, P1, P2, routing, weights, packed, ranks, scales, numbers, reals, factor_dtype, wanted
+):
+    _check_adapters(ranks, scales)
+    _check_backward(dO, X, weights, numbers, reals)
+    made = [
+        gradient
+        for gradient in empty_gradients(X, H, weights, numbers, wanted & (1 << len(GRADIENTS)) - 1)
+        if gradient is not None
+    ]
+    (E, d, n), (gate, up, of_W2) = weights[WEIGHTS.index("W2")].shape, ranks
+    rows = weights[0].shape[1]
+    shapes = ((gate, d), (rows, gate), (up, d), (n, up), (of_W2, n), (d, of_W2))
+    for bit, shape in enumerate(shapes, len(GRADIENTS)):
+        if wanted & 1 << bit:
+            made.append(X.new_empty((E, *shape), dtype=factor_dtype))
+    return made
+
+
+_register("experts_lora_backward")(_fake_lora_backward)
+_register("experts_lora_backward_over_H")(_fake_lora_backward)
 
 
 @_register("router_backward")

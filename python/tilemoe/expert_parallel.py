@@ -23,6 +23,7 @@ from ._signatures import Reader
 from .distributed import layer as spread
 from .distributed.cost import Memory, plan
 from .distributed.team import RankTokens
+from .lora import LoRA
 from .options import OfRanks
 from .routing import Counter, rows_of, shaped_like
 
@@ -52,6 +53,7 @@ def moe(
     offset: Counter | None = None,
     rank_tokens: RankTokens = None,
     addend: Tensor | None = None,
+    lora: LoRA | None = None,
     return_aux: bool = False,
     **options: Unpack[OfRanks],
 ) -> Any:
@@ -69,6 +71,7 @@ def moe(
             in the order of the ranks.
         rank_tokens: None: every rank has as many tokens as this one, which is not checked; or the
             tokens of each rank; or the maximum over the ranks, the same number on all of them.
+        lora: as in `moe`, the adapters of this rank's experts; only with chunks=1.
         return_aux: also return the counts of the routing.
 
     Shape:
@@ -86,7 +89,7 @@ def moe(
         ValueError: an argument does not fit; the other ranks then wait for this one.
     """
     chosen = _moe(options)  # type: ignore[arg-type]
-    layer = _calls.Layer([W1, W1_up, W2, b1, b1_up, b2], chosen)
+    layer = _calls.Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, lora=lora)
     _library.require_device(x, "x")
     rows = rows_of(x, "x", "(..., d)")
     router = rows_of(logits_or_scores, "logits" if ids is None else "scores", "(..., E or K)")

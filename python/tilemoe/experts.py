@@ -4,7 +4,7 @@ Face's names, computed by functional.py."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Optional
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from . import _calls, _library, _parameters, functional
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
+from .lora import LoRA
 from .options import GATED, OfExperts, Options
 from .routing import Counter
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from .distributed.team import Arrival, Team
 
+LoraRank = Union[int, tuple[int, int], None]
+_LORA_NAMES = ("lora_A1", "lora_B1", "lora_A2", "lora_B2")
 ExpertGradients = Literal["mean", "sum"]
 of_experts = Reader("Experts", OfExperts)
 _of_shared = Reader("SharedExperts", OfExperts)
@@ -32,6 +35,9 @@ class Experts(nn.Module):
     (E, n, d) if the activation is not gated; `down_proj` (E, d, n); with biases `gate_up_proj_bias`
     (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d).
 
+    With `lora_rank` also the factors of adapters, float32: `lora_A1` (E, r, d), `lora_B1` (E, 2n,
+    r) or (E, n, r), `lora_A2` (E, r, n) and `lora_B2` (E, d, r).
+
     With `expert_mesh` they are DTensors of these shapes, sharded over E."""
 
     def __init__(
@@ -41,6 +47,8 @@ class Experts(nn.Module):
         E: int,
         *,
         bias: bool = False,
+        lora_rank: LoraRank = None,
+        lora_alpha: float | None = None,
         expert_mesh: DeviceMesh | None = None,
         expert_gradients: ExpertGradients = "mean",
         device: torch.device | str | int | None = None,
@@ -59,18 +67,34 @@ class Experts(nn.Module):
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
         self.down_proj = empty(E, d, n)
         self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
+        self.lora_scale: tuple[float, float] | None = None
+        if lora_rank is None:
+            return
+        ranks, self.lora_scale = _parameters.check_lora(lora_rank, lora_alpha)
+        for name, rank, rows, columns in zip("12", ranks, (width, d), (d, n)):
+            factor = lambda *shape: self._empty(*shape, device=device, dtype=torch.float32)
+            for which, shape in (("A", (E, rank, columns)), ("B", (E, rows, rank))):
+                made = nn.Parameter(factor(*shape)) if rank else None
+                self.register_parameter(f"lora_{which}{name}", made)
 
     def _empty(self, *shape: int, **how: Any) -> Tensor:
         return torch.empty(shape, **how) if self._mesh is None else self._mesh.empty(*shape, **how)
 
     def reset_parameters(self) -> None:
+        uniform = nn.init.uniform_ if self._mesh is None else self._mesh.uniform_
         for name in (self._up, "down_proj"):
             weight, bias = getattr(self, name), getattr(self, name + "_bias")
             bound = weight.shape[-1] ** -0.5
-            uniform = nn.init.uniform_ if self._mesh is None else self._mesh.uniform_
             uniform(weight, -bound, bound)
             if bias is not None:
                 nn.init.zeros_(bias)
+        if self.lora_scale is None:
+            return
+        for name in "12":  # as PEFT, whose kaiming_uniform_(a=sqrt(5)) has this bound
+            A, B = getattr(self, f"lora_A{name}"), getattr(self, f"lora_B{name}")
+            if A is not None:
+                uniform(A, -(A.shape[-1] ** -0.5), A.shape[-1] ** -0.5)
+                nn.init.zeros_(B)
 
     def forward(
         self,
@@ -115,7 +139,13 @@ class Experts(nn.Module):
 
     def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
         W1, W2, b1, b2 = self._weights(local)
-        return _calls.Layer([W1, None, W2, b1, None, b2], options)
+        layer = _calls.Layer([W1, None, W2, b1, None, b2], options)
+        return layer if self.lora_scale is None else layer._replace(lora=self._lora(local))
+
+    def _lora(self, local: Callable[[str, Any], Any]) -> LoRA:
+        factors = (local("experts." + name, getattr(self, name)) for name in _LORA_NAMES)
+        assert self.lora_scale is not None
+        return LoRA(*factors, scale=self.lora_scale)
 
     def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
@@ -130,7 +160,8 @@ class Experts(nn.Module):
         form = "".join(f", {name}={getattr(of, name)}" for name in numbers if getattr(of, name))
         bias = ", bias=True" if self.down_proj_bias is not None else ""
         here = f" on {self._mesh.size} ranks" if self._mesh is not None else ""
-        return f"d={d}, n={n}, E={E}{here}, activation={of.activation!r}{form}{bias}"
+        lora = "" if self.lora_scale is None else f", lora_scale={self.lora_scale}"
+        return f"d={d}, n={n}, E={E}{here}, activation={of.activation!r}{form}{bias}{lora}"
 
 
 class Projection(nn.Module):

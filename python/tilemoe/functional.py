@@ -26,6 +26,7 @@ from ._calls import (
 from ._layout import rule_of
 from ._shapes import shape_text
 from ._signatures import Reader
+from .lora import LoRA
 from .options import GENERAL, GROUPED, SCORES_GIVEN, OfMoe, OfRows, Options
 from .routing import Aux, Counter, aux_of_pairs, rows_of, shaped_like
 
@@ -46,6 +47,7 @@ class _Tensors(TypedDict, total=False):
     b2: Tensor | None
     addend: Tensor | None
     weight_grad_out: WeightGradients | None
+    lora: LoRA | None
 
 
 class _OfPairs(OfRows, _Tensors, total=False):
@@ -87,6 +89,7 @@ def moe(
     offset: Counter | None = None,
     addend: Tensor | None = None,
     weight_grad_out: WeightGradients | None = None,
+    lora: LoRA | None = None,
     return_aux: bool = False,
     **options: Unpack[OfMoe],
 ) -> Tensor | tuple[Tensor, Aux]:
@@ -111,6 +114,9 @@ def moe(
             if `accumulate`; the weights' `.grad` is not changed. A walk of the graph writes it if
             the engine runs the edge to that weight: autograd.grad(out, x) does not. Under
             torch.compile and compiled autograd every walk writes.
+        lora: low-rank adapters of the weights. They are packed once in a call, for forward and
+            backward. Weights that require no gradient have none computed. Not together with
+            weight_grad_out.
         return_aux: also return the counts of the routing.
 
     Shape:
@@ -142,7 +148,7 @@ def moe(
                 "tilemoe: rounding and selection_bias choose from logits, but ids are given"
             )
         _checks.plain_choice(chosen, "{name} is {value}, but ids are given, with their scores")
-    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out)
+    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out, lora)
     return routed(
         x, logits_or_scores, layer, ids=ids, selection_bias=selection_bias, seed=seed,
         offset=offset, addend=addend, return_aux=return_aux,
@@ -176,6 +182,7 @@ def moe_general(
     b2: Tensor | None = None,
     addend: Tensor | None = None,
     weight_grad_out: WeightGradients | None = None,
+    lora: LoRA | None = None,
     return_aux: bool = False,
     **options: Unpack[OfRows],
 ) -> Tensor | tuple[Tensor, Aux]:
@@ -187,7 +194,7 @@ def moe_general(
             pair is skipped if its expert is outside [0, E), or if its token is outside [0, T) or
             smaller than one before it.
         scores: the factor of each pair's result; the gradient goes to them.
-        W1, W2, W1_up, b1, b1_up, b2, addend, weight_grad_out, return_aux: as in `moe`.
+        W1, W2, W1_up, b1, b1_up, b2, addend, weight_grad_out, lora, return_aux: as in `moe`.
 
     Shape:
         x (T, d); tokens, experts and scores (pairs); weights, addend and the output as in `moe`.
@@ -205,7 +212,7 @@ def moe_general(
         tensor(0)
     """
     chosen = _moe_general(options)  # type: ignore[arg-type]
-    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out)
+    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out, lora)
     _library.require_device(x, "x")
     _library.require_together(x, "x", tokens=tokens, experts=experts, scores=scores)
     rows = rows_of(x, "x", "(T, d)")
@@ -234,6 +241,7 @@ def grouped_experts(
     b2: Tensor | None = None,
     addend: Tensor | None = None,
     weight_grad_out: WeightGradients | None = None,
+    lora: LoRA | None = None,
     **options: Unpack[OfRows],
 ) -> Tensor:
     """Compute the experts alone, over rows that are already sorted by expert.
@@ -246,7 +254,7 @@ def grouped_experts(
             other counts are a ValueError. On a GPU the host does not read them: a negative count
             counts as 0, and experts get no rows past R.
         row_scores: the factor of each row's result; the gradient goes to them. None: 1.
-        W1, W2, W1_up, b1, b1_up, b2, addend, weight_grad_out: as in `moe`.
+        W1, W2, W1_up, b1, b1_up, b2, addend, weight_grad_out, lora: as in `moe`.
 
     Shape:
         rows (R, d); counts (E); row_scores (R); weights, addend and the output as in `moe`.
@@ -264,7 +272,7 @@ def grouped_experts(
         torch.Size([5, 16])
     """
     chosen = _grouped_experts(options)  # type: ignore[arg-type]
-    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out)
+    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out, lora)
     _library.require_device(rows, "rows")
     _library.require_together(rows, "rows", counts=counts, row_scores=row_scores)
     if rows.dim() != 2:

@@ -16,7 +16,7 @@ from . import _checks, _library, _parameters
 from ._autocast import autocast_dtype
 from ._signatures import Reader
 from .distributed.dtensor import Spread, is_dtensor, plain
-from .experts import ExpertGradients, Experts, SharedExpertGate, SharedExperts, of_experts
+from .experts import ExpertGradients, Experts, LoraRank, SharedExpertGate, SharedExperts, of_experts
 from .functional import Gate
 from .options import DEFAULTS, OfModule, Rounding
 from .router import Router, is_observed
@@ -90,6 +90,12 @@ class MoE(nn.Module):
         router_bias: the router's linear layer has a bias (gpt-oss).
         router_dtype: dtype of the router's parameters and logits, float32 for instance; None: the
             module's dtype.
+        lora_rank: rank of low-rank adapters of the experts' weights, or a pair: of W1 and of W2, of
+            which one may be 0. The factors `experts.lora_A1` (E, r, d), `lora_B1` (E, 2n, r), or
+            (E, n, r) without a gate, `lora_A2` (E, r, n) and `lora_B2` (E, d, r) are float32; A is
+            initialised as PEFT does, B with zeros. All other parameters of the layer require no
+            gradient. With expert_mesh the factors are spread as their experts; chunks must be 1.
+        lora_alpha: the adapters are scaled by lora_alpha / r. None: by 1.
         expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance. The experts are
             spread over its ranks, and each rank calls the layer with its own tokens. See
             `tilemoe.expert_parallel`.
@@ -142,6 +148,8 @@ class MoE(nn.Module):
         fused_decode: bool = True,
         router_bias: bool = False,
         router_dtype: torch.dtype | None = None,
+        lora_rank: LoraRank = None,
+        lora_alpha: float | None = None,
         expert_mesh: DeviceMesh | None = None,
         rank_tokens: RankTokens = None,
         expert_gradients: ExpertGradients = "mean",
@@ -186,8 +194,8 @@ class MoE(nn.Module):
         )
         form = of_experts.part_of(self.options)
         self.experts = Experts(
-            d, n, E, bias=bias, **form, expert_mesh=expert_mesh, expert_gradients=expert_gradients,
-            device=device, dtype=dtype,
+            d, n, E, bias=bias, lora_rank=lora_rank, lora_alpha=lora_alpha, **form,
+            expert_mesh=expert_mesh, expert_gradients=expert_gradients, device=device, dtype=dtype,
         )  # fmt: skip
         self.shared_experts: SharedExperts | None = None
         self.shared_expert_gate: SharedExpertGate | None = None
@@ -198,6 +206,9 @@ class MoE(nn.Module):
         if shared_expert_gate:
             self.shared_expert_gate = SharedExpertGate(1, d, device=device, dtype=dtype)
         self.reset_parameters()
+        if lora_rank is not None:
+            for name, parameter in self.named_parameters():
+                parameter.requires_grad_(name.startswith("experts.lora_"))
 
     def reset_parameters(self) -> None:
         """Set the weights to values uniform in +-1/sqrt(fan-in), as torch.nn.Linear does, and the
@@ -379,6 +390,8 @@ class MoE(nn.Module):
             return None  # the graph must hold for any number of tokens
         if type(self.gate) is not Router or type(self.experts) is not Experts:
             return None  # replaced by another module
+        if self.experts.lora_scale is not None:
+            return None  # moe_tokens takes no adapters
         return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
     def _decode(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:

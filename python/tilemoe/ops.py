@@ -1,6 +1,6 @@
 """Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
 bindings/torch/schema.cpp, and the autograd kernels of all but `experts` and `moe`, which are in
-autograd.py. Fake kernels are in _shapes.py."""
+autograd.py, and `experts_lora`, which is in _lora_autograd.py. Fake kernels are in _shapes.py."""
 
 from typing import NamedTuple
 
@@ -304,9 +304,14 @@ def _refuse_tangents_alone(name):
 _differentiate("moe_tokens", lambda *_: None, _refuse_backward)
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 _PARTS = ("experts_part", "experts_backward_part")
-for _name in ("top_k_backward", "experts_backward", "router_backward", "router_losses_backward"):
+_BACKWARDS = ("top_k_backward", "experts_backward", "experts_lora_backward", "router_backward",
+              "router_losses_backward")  # fmt: skip
+for _name in _BACKWARDS:
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
-for _name in (*_ROUTES, "experts_backward_out", "experts_backward_over_H", *_PARTS, "sum_rows"):
+_OF_LORA = ("pack_lora", "experts_lora_backward_over_H")
+_INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H", *_PARTS, "sum_rows")
+for _name in (*_ROUTES, *_OF_LORA, *_INTO_MEMORY):
     _refuse_tangents_alone(_name)
-for _name in ("top_k", "scores_at", *_ROUTES, "experts", "moe", "moe_tokens", "router_losses"):
+for _name in ("top_k", "scores_at", *_ROUTES, "experts", "experts_lora", "moe", "moe_tokens",
+              "router_losses"):  # fmt: skip
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

@@ -83,6 +83,31 @@ def test_the_compiled_peer_computes_the_layer(dtype):
     check.check(peers.PEERS["torch-grouped_mm-compiled"], dtype=dtype)
 
 
+ADAPTERS = {"frozen": True, "lora_rank": 8}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", [{"frozen": True}, ADAPTERS], ids=str)
+@pytest.mark.parametrize("name", ["tilemoe", "torch-grouped_mm", "torch-grouped_mm-compiled"])
+def test_peers_compute_the_layer_with_frozen_weights(name, case, dtype):
+    check.check(peers.PEERS[name], dtype=dtype, **case)
+
+
+@pytest.mark.parametrize("kind", ["eager", "grouped_mm"])
+def test_adapters_of_peft(kind):
+    pytest.importorskip("peft")
+    found = {peer.name: peer for peer in peers.all_peers().values()}
+    check.check(found[f"peft-{kind}"], **ADAPTERS)
+
+
+def test_the_frozen_layer_is_that_of_the_case_with_adapters():
+    case = dataclasses.replace(SMALL, **ADAPTERS)
+    frozen = peers.TileMoEFrozen.case_of(case)
+    assert frozen == dataclasses.replace(SMALL, frozen=True)
+    assert case.flop("both") == 12 * case.rows * case.d * case.n
+    assert Problem(case).names == ("O", "dX", "dA1", "dB1", "dA2", "dB2")
+
+
 @pytest.mark.parametrize("case", [{"activation": "reglu"}, {"T": 1}, {"T": 16, "biases": True},
                                   {"zipf": True}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("passes", ["both", "inference"])
@@ -109,15 +134,21 @@ class Spoiled(peers.TorchGroupedMM):
     def backward(self, O):
         gradients = [g.clone() for g in super().backward(O)]
         if self.wrong != "O":
-            gradients[check.NAMES.index(self.wrong) - 1][0] = 0
+            gradients[self.problem.names.index(self.wrong) - 1][0] = 0
         return gradients
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", check.NAMES[:5])
+@pytest.mark.parametrize("name", ["O", "dX", "drouter", "dW1", "dW2"])
 def test_check_refuses(name, dtype):
     with pytest.raises(check.Wrong, match=name):
         check.check(type("Peer", (Spoiled,), {"wrong": name}), dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["O", "dX", "dA1", "dB1", "dA2", "dB2"])
+def test_check_refuses_wrong_adapters(name):
+    with pytest.raises(check.Wrong, match=name):
+        check.check(type("Peer", (Spoiled,), {"wrong": name}), **ADAPTERS)
 
 
 def test_check_refuses_swapped_gate_and_up_and_another_activation():
@@ -127,7 +158,7 @@ def test_check_refuses_swapped_gate_and_up_and_another_activation():
             return torch.arange(2 * n).roll(n)
 
     class Plain(peers.TorchGroupedMM):
-        activate = staticmethod(lambda H, activation: peers.glu(H, "swiglu"))
+        activate = staticmethod(lambda H, delta, activation: peers.glu(H, "swiglu"))
 
     for peer, case in ((Swapped, {}), (Plain, {"activation": "geglu_tanh"})):
         with pytest.raises(check.Wrong, match="O is off"):
@@ -506,6 +537,8 @@ def test_the_command_line_becomes_settings(monkeypatch):
     assert not names & {"tilemoe-sm80", "tilemoe-keeps-h", "tilemoe-before", "torch-dense", "scattermoe-sm80"}
     found = case_of(monkeypatch, "olmoe", "--tokens", "1", "16", "--dtype", "bfloat16", "--overwrite-H",
                     "--column-blocks", "4", "--pass", "forward", "--against", "none", "--zipf")  # fmt: skip
+    ((adapted, *_),) = case_of(monkeypatch, "--lora-rank", "16", "--against", "none")
+    assert adapted == dataclasses.replace(CASES["cpu-t512"], frozen=True, lora_rank=16)
     olmoe = dataclasses.replace(CASES["olmoe"], device="cpu", zipf=True)
     assert [case for case, *_ in found] == [
         dataclasses.replace(olmoe, name=f"olmoe-t{T}", T=T) for T in (1, 16)

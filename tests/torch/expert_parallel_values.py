@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import module_support
 import reference
 import tilemoe
+import tilemoe.expert_parallel
 from comparison import LIMITS, assert_close
 from expert_parallel_job import (
     E, K, LOSSES, SHARED, compare, d, full, layer_of, layouts, limits_of, n, own_of, parts_by_hand,
@@ -311,6 +312,48 @@ def no_tokens_anywhere(job):
         assert out.shape == (0, d) and aux.loss == 0
         (out.sum() + aux.loss).backward()
         assert all((full(p.grad) == 0).all() for p in spread.parameters() if p.grad is not None)
+
+
+def low_rank_adapters(job):
+    """Factors are spread as their experts; their gradients are those of one process."""
+    for dtype in job.dtypes:
+        for how in (dict(), dict(dispatch="pull", bias=True), dict(keep_gathered=True),
+                    dict(rounding="nearest", m=4)):  # fmt: skip
+            whole, spread = job.make(dtype, lora_rank=(8, 5), lora_alpha=16, **how, **LOSSES)
+            for parameter in (*whole.parameters(), *spread.parameters()):
+                parameter.requires_grad_()  # as `compare` expects; the base has gradients as well
+            generator = torch.Generator().manual_seed(5)
+            for name in ("lora_B1", "lora_B2"):
+                B = getattr(whole.experts, name)
+                values = torch.randn(B.shape, generator=generator, device="cpu") / 4
+                first, size = job.rank * E // job.world, E // job.world
+                with torch.no_grad():
+                    B.copy_(values)
+                    getattr(spread.experts, name).to_local().copy_(values[first : first + size])
+            limits = LIMITS[dtype]._replace(whole=3 * LIMITS[dtype].whole, row=0.5, smallest=0.3)
+            for counts in layouts(job.world).values():
+                spread.rank_tokens = counts
+                compare(job, whole, spread, counts, dtype, limits=limits)
+    spread.eval()  # without rounding
+    spread.rank_tokens = None
+    x = job.batch([9] * job.world, dtype)[0][:9]
+    own = {name: tensor.detach().to_local() for name, tensor in spread.experts.named_parameters()}
+    factors = [own[f"lora_{name}"] for name in ("A1", "B1", "A2", "B2")]
+    O = tilemoe.expert_parallel.moe(
+        x, spread.gate(x).detach(), own["gate_up_proj"], own["down_proj"], K=K,
+        group=job.mesh.get_group(), lora=tilemoe.LoRA(*factors, scale=spread.experts.lora_scale),
+    )  # fmt: skip
+    assert torch.equal(O, spread(x)[0])
+    if job.world == 1:  # without chunks
+        return
+    _, spread = job.make(job.dtype, lora_rank=8, chunks=2)
+    spread.rank_tokens = None
+    try:
+        spread(torch.zeros(5, d, dtype=job.dtype, device=job.device))
+    except NotImplementedError as error:
+        assert "lora does not work with chunks, expected chunks=1" in str(error), error
+    else:
+        raise AssertionError("chunks with adapters are not refused")
 
 
 def composes(job):

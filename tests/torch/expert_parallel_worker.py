@@ -32,6 +32,7 @@ SCENARIOS = {
     travel.peak_is_the_plans: (2, 4),
     travel.a_graph_has_all_of_it: (1, 2, 4),
     values.no_tokens_anywhere: (2,),
+    values.low_rank_adapters: (1, 2, 4),
     values.composes: (1, 2),
     values.refusals: (2,),
     training.fsdp: (1, 2, 4),

@@ -44,6 +44,27 @@ def test_a_layer(activation, overwrite_H):
     assert counted(lambda: out.backward(torch.ones_like(out)))[0] == 2 * forward
 
 
+@pytest.mark.parametrize("overwrite_H", [None, False])
+def test_low_rank_adapters(overwrite_H):
+    """Each factor once for a row in forward; in backward for its input's gradient and its own."""
+    given = layer() | dict(overwrite_H=overwrite_H)
+    for name in ("W1", "W2", "b1", "b2"):
+        given[name].requires_grad_(False)
+    shapes = dict(A1=(8, d), B1=(2 * n, 8), A2=(16, n), B2=(d, 16))
+    factors = {name: torch.randn(E, *shape).requires_grad_() for name, shape in shapes.items()}
+    narrow = 2 * T * K * (8 * (d + 2 * n) + 16 * (n + d))
+    forward, out = counted(lambda: tilemoe.moe(**given, lora=tilemoe.LoRA(**factors)))
+    assert forward == 3 * GEMM + narrow
+    of_weights = counted(lambda: out.backward(torch.ones_like(out)))[0]
+    assert of_weights == 3 * GEMM + 2 * narrow  # without those of W1 and W2
+    factors = {name: factor.detach() for name, factor in factors.items()}
+    given["x"].requires_grad_(False)
+    given["logits_or_scores"].requires_grad_(False)
+    factors["B2"].requires_grad_()
+    out = tilemoe.moe(**given, lora=tilemoe.LoRA(**factors))
+    assert counted(lambda: out.backward(torch.ones_like(out)))[0] == 2 * T * K * 16 * d
+
+
 # The only tensor that requires a gradient -> GEMMs of backward: dO @ W2, and each gradient's own.
 OF_ONE = {"x": 1 + 2, "logits_or_scores": 1, "W1": 1 + 2, "b1": 1, "W2": 1, "b2": 0}
 

@@ -149,6 +149,7 @@ def cases():
     yield "experts_backward_out", second
     yield from parts(x)
     yield from other_kinds(x)
+    yield from adapters(x)
     yield "router_backward", (x["ds"], routing, None, E, *chosen_by(), torch.float32)
     yield "router_backward", (x["ds"], routing, logits, E, *chosen_by(1, factor=2.5), torch.float32)
     yield "router_losses", (leaf(logits), x["counts"])
@@ -196,6 +197,36 @@ def other_kinds(x):
     yield "router_backward", (ds, rounded, logits, E, *chosen_by(2, kind=2), torch.float32)
 
 
+def adapters(x):
+    """Both, that of W2 alone, and those of a split gate."""
+    X, dO, routing, logits = x["X"], x["dO"], x["routing"], x["logits"]
+    split = [None if w is None else w.detach() for w in _split_transposed()]
+    both, of_W2, of_split = [8, 0, 16], [0, 0, 8], [8, 16, 8]
+    own = x["layer"]
+    for layer, ranks, layout in ((own, both, 0), (own, of_W2, 0), (split, of_split, 2)):
+        rows = layer[0].shape[1]
+        lora = []
+        for rank, out, width in zip(ranks, (rows, n, d), (d, d, n)):
+            made = (normal(E, rank, width, seed=8, dtype=torch.float32), torch.ones(E, out, rank))
+            lora += made if rank else (None, None)
+        scales, (numbers, reals) = [2.0, 0.5], packed(gate_layout=layout)
+        yield "pack_lora", (lora, layer, ranks, scales, numbers, DTYPE)
+        how = (ranks, scales, numbers, reals)
+        memory = tm.pack_lora(lora, layer, ranks, scales, numbers, DTYPE)
+        forward = (routing, layer, None, lora, memory, T * K, *how)
+        _, *saved = tm.experts_lora(X, logits, *forward, True)
+        leaves = (routing, [leaf(w) for w in layer], leaf(X), [leaf(t) for t in lora])
+        yield "experts_lora", (X, logits, *forward, False), (X, None, *forward, True)
+        leaves = (*leaves, memory, T * K, *how, True)
+        yield "experts_lora", (leaf(X), leaf(logits), *leaves)
+        backward = (dO, X, *saved, routing, layer, memory, *how)
+        of_W1 = 0b11 if ranks[0] else 0
+        bits = (of_W1 | 0b110000) << len(_layout.GRADIENTS)
+        for wanted, dtype in ((1 | 2 | bits, torch.float32), (1 | 4 | 16 | bits, DTYPE)):
+            yield "experts_lora_backward", (*backward, dtype, wanted)
+            yield "experts_lora_backward_over_H", (*backward, dtype, wanted)
+
+
 # State of the process, the library and a stream: no kernel computes with a tensor.
 WITHOUT_TENSORS = {
     "set_ctas_per_sm", "set_arch", "arch_of", "capture_id", "layer_bytes", "version",
@@ -210,7 +241,7 @@ def checks_of(name):
     """All that torch has, but where an operator writes H and returns new tensors: AOTAutograd
     traces no such one, and no trace meets it (overwrite_test.py)."""
     every = torch.testing._internal.optests.generate_tests.ALL_TEST_UTILS
-    traces = name != "experts_backward_over_H"
+    traces = name not in ("experts_backward_over_H", "experts_lora_backward_over_H")
     return [check for check in every if traces or "aot_dispatch" not in check]
 
 
@@ -377,7 +408,7 @@ OPERATORS = sorted(
 )
 
 
-NAMES_IN = {"weights": _layout.WEIGHTS, "gradients": _layout.GRADIENTS}
+NAMES_IN = {"weights": _layout.WEIGHTS, "gradients": _layout.GRADIENTS, "lora": _layout.FACTORS}
 
 
 def placeholders(schema):
@@ -390,6 +421,8 @@ def placeholders(schema):
         "reals": [0.0] * len(options.REALS),
         "cuts": [0, 1],
         "sources": [0],
+        "ranks": [8, 0, 8],
+        "scales": [1.0, 1.0],
     }
 
     def of(argument):
@@ -431,7 +464,7 @@ def test_a_tensor_on_another_device_is_refused_by_its_name(name):
     arguments = placeholders(op._schema)
     tensors = tensors_in(arguments)
     first, *others = tensors
-    here = arguments[first].device
+    here = torch.ones(()).device
     key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, DEVICE.upper()))
     for other in DEVICES:
         for moved, where in tensors.items():
@@ -446,7 +479,7 @@ def test_a_tensor_on_another_device_is_refused_by_its_name(name):
                 refused(ValueError, sentence, ops.call, calling, *values)
 
 
-LISTS = {"weights", "gradients", "rule", "numbers", "reals"}
+LISTS = {"weights", "gradients", "rule", "numbers", "reals", "lora", "ranks", "scales"}
 WITH_LISTS = [
     name
     for name in OPERATORS

@@ -22,11 +22,16 @@ def names(array):
 def test_lists_of_tensors():
     assert names("kWeightNames") == _layout.WEIGHTS
     assert names("kGradientNames") == _layout.GRADIENTS
+    assert names("kFactorNames") == _layout.FACTORS
 
 
-def test_sizes():
-    (found,) = re.findall(r"struct Sizes {(.*?)};", TEXT, re.DOTALL)
-    assert tuple(re.findall(r"int64_t (\w+);", found)) == _layout.SIZES
+@pytest.mark.parametrize(
+    "record, fields",
+    [("Sizes", _layout.SIZES), ("LoraRanks", _layout.RANKS), ("LoraScales", _layout.SCALES)],
+)
+def test_records(record, fields):
+    (found,) = re.findall(rf"struct {record} {{(.*?)}};", TEXT, re.DOTALL)
+    assert tuple(re.findall(r"(?:int64_t|double) (\w+);", found)) == fields
 
 
 def test_options():

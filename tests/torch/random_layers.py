@@ -56,7 +56,7 @@ def limits_of(name, tensor):
     an activation's slope nearly cancelled is the row's error, and a lost row still errs by 1. A row
     of dlogits is of differences of a token's ds, which may nearly all cancel too."""
     limits = LIMITS[tensor.dtype]
-    if name.startswith(("W", "b")):
+    if name.startswith(("W", "b", "A", "B")):  # the latter two of adapters
         return limits._replace(row=0.25)
     if name not in ("logits", "logits_or_scores"):
         return limits

@@ -259,26 +259,51 @@ def activate(H, activation, gate_layout="concatenated", clamp=0.0, alpha=0.0, up
     return gate * torch.sigmoid((alpha or 1.0) * gate) * (up + up_shift)
 
 
-def _expert(x, e, W1, W2, W1_up, b1, b1_up, b2, act):
+def adapter(lora, name, e):
+    """scale, A (r, columns), B (rows, r) of an expert, or None; name: "1", "1_up" or "2"."""
+    A, B = (None, None) if lora is None else (getattr(lora, f"{of}{name}") for of in "AB")
+    if A is None:
+        return None
+    both = lora.scale if isinstance(lora.scale, tuple) else (lora.scale, lora.scale)
+    return both[name == "2"], A[e], B[e]
+
+
+def _adapted(W, lora, name, e):
+    """Expert e's weight with its low-rank adapter."""
+    found = adapter(lora, name, e)
+    if found is None:
+        return W[e]
+    scale, A, B = found
+    return W[e] + scale * B @ A
+
+
+def _expert(x, e, W1, W2, W1_up, b1, b1_up, b2, act, lora):
     """x (rows, d) -> (rows, d): what expert e makes of them, unweighted."""
-    H = x @ W1[e].T
+    H = x @ _adapted(W1, lora, "1", e).T
     if b1 is not None:
         H = H + b1[e]
     if W1_up is not None:
-        up = x @ W1_up[e].T
+        up = x @ _adapted(W1_up, lora, "1_up", e).T
         H = torch.cat([H, up if b1_up is None else up + b1_up[e]], dim=-1)
-    Y = activate(H, **act) @ W2[e].T
+    Y = activate(H, **act) @ _adapted(W2, lora, "2", e).T
     return Y if b2 is None else Y + b2[e]
 
 
-def _stored_expert(x, s, e, W1, W2, W1_up, b1, b1_up, b2, act, dtype):
+def _stored_expert(x, s, e, W1, W2, W1_up, b1, b1_up, b2, act, lora, dtype):
     """x (rows, d), s (rows) -> s Y (rows, d), rounding to `dtype` where the library stores."""
     from stored import weighted_expert  # which has its activations from here
 
     of_expert = lambda *both: torch.cat([t[e] for t in both if t is not None])
     b1 = None if b1 is None else of_expert(b1, b1_up)
     b2 = None if b2 is None else b2[e]
-    return weighted_expert(x, s, of_expert(W1, W1_up), W2[e], b1, b2, act, dtype)
+    weights = of_expert(W1, W1_up), W2[e], b1, b2
+    if lora is None:
+        return weighted_expert(x, s, *weights, act, dtype)
+    from stored_lora import weighted_expert as weighted_with_adapters
+
+    parts = [W.shape[1] for W in (W1, W1_up) if W is not None]
+    adapters = [adapter(lora, name, e) for name in ("1", "1_up", "2")]
+    return weighted_with_adapters(x, s, *weights, act, dtype, adapters, parts)
 
 
 def _sum_of_pairs(x, tokens, experts, scores, weights, act, addend, stored=None):
@@ -303,7 +328,7 @@ def moe(
     activation="swiglu", gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0,
     scoring="softmax_over_chosen", selection_bias=None, n_group=1, topk_group=1, group_score=None,
     routed_scaling_factor=1.0, rounding=None, m=128, rounding_tokens=None, seed=None, offset=None,
-    addend=None, overwrite_H=False, return_aux=False, stored=None,
+    addend=None, overwrite_H=False, return_aux=False, stored=None, lora=None,
 ):  # fmt: skip
     """x (..., d); logits (..., E), or scores and ids (..., K) -> O (..., d) [, Aux]."""
     shape, E = x.shape, W2.shape[0]
@@ -333,7 +358,7 @@ def moe(
         counts = torch.bincount(experts[valid], minlength=E).to(torch.int32)
         without = _tokens_without(tokens[valid], T)
         aux = Aux(counts, zero, zero, (~valid).sum().to(torch.int32), without)
-    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
+    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2, lora=lora)
     act = dict(
         activation=activation, gate_layout=gate_layout, clamp=clamp, alpha=alpha, up_shift=up_shift,
     )  # fmt: skip
@@ -344,7 +369,7 @@ def moe(
 def moe_general(
     x, tokens, experts, scores, W1, W2, *, W1_up=None, b1=None, b1_up=None, b2=None,
     activation="swiglu", gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0,
-    addend=None, overwrite_H=False, return_aux=False, stored=None,
+    addend=None, overwrite_H=False, return_aux=False, stored=None, lora=None,
 ):  # fmt: skip
     """x (T, d); tokens, experts, scores (P), sorted by token -> O (T, d) [, Aux].
 
@@ -358,7 +383,7 @@ def moe_general(
     if tokens.numel():
         latest = latest.cummax(0).values
     valid = in_range & (tokens >= latest) & (experts >= 0) & (experts < E)
-    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
+    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2, lora=lora)
     act = dict(
         activation=activation, gate_layout=gate_layout, clamp=clamp, alpha=alpha, up_shift=up_shift,
     )  # fmt: skip
@@ -374,7 +399,7 @@ def moe_general(
 def grouped_experts(
     rows, counts, W1, W2, *, row_scores=None, W1_up=None, b1=None, b1_up=None, b2=None,
     activation="swiglu", gate_layout="concatenated", clamp=0.0, alpha=0.0, up_shift=0.0,
-    addend=None, overwrite_H=False, stored=None,
+    addend=None, overwrite_H=False, stored=None, lora=None,
 ):  # fmt: skip
     """rows (R, d) sorted by expert, counts (E), row_scores (R) -> (R, d), zero past sum(counts)."""
     R, E = rows.shape[0], W2.shape[0]
@@ -382,7 +407,7 @@ def grouped_experts(
     experts = F.pad(experts, (0, max(0, R - experts.shape[0])), value=-1)[:R]
     ones = torch.ones(R, dtype=rows.dtype, device=rows.device)
     scores = ones if row_scores is None else row_scores
-    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2)
+    weights = dict(W1=W1, W2=W2, W1_up=W1_up, b1=b1, b1_up=b1_up, b2=b2, lora=lora)
     act = dict(
         activation=activation, gate_layout=gate_layout, clamp=clamp, alpha=alpha, up_shift=up_shift,
     )  # fmt: skip

@@ -9,7 +9,6 @@ from .problem import Case, Problem, glu
 # gradient, each rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. A swapped gate or a
 # lost expert is over 10 %.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-NAMES = ("O", "dX", "drouter", "dW1", "dW2", "db1", "db2")
 SIZES = dict(d=256, n=128, E=8, K=2)
 
 
@@ -34,8 +33,13 @@ def expected(problem):
     """O and the gradients of the leaves in float64, expert by expert, for the experts that the
     problem's own logits choose."""
     ids = problem.logits().detach().float().topk(problem.K).indices  # (T, K)
-    leaves = [leaf.detach().double().requires_grad_() for leaf in problem.leaves]
-    X, router, W1, W2, *biases = leaves
+    doubles = {id(t): t.detach().double() for t in [problem.X, *problem.weights, *problem.adapters]}
+    leaves = [doubles[id(leaf)].requires_grad_() for leaf in problem.leaves]
+    X, (router, W1, W2, *biases) = doubles[id(problem.X)], (doubles[id(t)] for t in problem.weights)
+    if problem.adapters:
+        A1, B1, A2, B2 = (doubles[id(t)] for t in problem.adapters)
+        W1 = W1 + problem.LORA_SCALE * (B1 @ A1)
+        W2 = W2 + problem.LORA_SCALE * (B2 @ A2)
     logits = X @ router.t()
     if problem.prepared is not None:
         logits = logits + problem.prepared.double()
@@ -57,10 +61,12 @@ def check(make_peer, passes="both", **of_case):
     with torch.set_grad_enabled(backward):
         found = [peer.infer() if passes == "inference" else peer.forward()]
     if backward:
-        dX, drouter, dW1, *others = peer.backward(found[0])
-        found += [dX, drouter, peer.given_layout(dW1), *others]
+        gradients = dict(zip(problem.names[1:], peer.backward(found[0])))
+        if "dW1" in gradients:
+            gradients["dW1"] = peer.given_layout(gradients["dW1"])
+        found += gradients.values()
     tolerance = TOLERANCE[problem.X.dtype]
-    for name, got, want in zip(NAMES, found, expected(problem)):
+    for name, got, want in zip(problem.names, found, expected(problem)):
         got = got.detach().double()
         if got.shape != want.shape:
             raise Wrong(f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")

@@ -49,6 +49,9 @@ def _parser():
     add("--activation", choices=ACTIVATIONS)
     add("--zipf", action="store_true", help="experts by popularity 1/(e + 1)")
     add("--biases", action="store_true", help="with b1 and b2, TileMoE only")
+    add("--frozen", action="store_true", help="no gradients of the router and of weights")
+    add("--lora-rank", type=int, default=0, metavar="R",
+        help="frozen weights with low-rank adapters of W1 and W2, in float32")
     add("--rounding", choices=ROUNDINGS, help="round the experts' rows, TileMoE only")
     add = parser.add_argument_group("options of TileMoE").add_argument
     add("--arch", metavar="ARCH", help="sm80, sm90, ...: force the kernels' arch")
@@ -105,7 +108,9 @@ def _cases(args, device):
         if args.tokens:
             cases = [replace(c, name=f"{c.name}-t{T}", T=T) for c in cases for T in args.tokens]
         changes = {"device": device, "dtype": args.dtype or dtype, "zipf": args.zipf,
-                   "biases": args.biases, "rounding": args.rounding}  # fmt: skip
+                   "biases": args.biases, "rounding": args.rounding,
+                   "frozen": args.frozen or args.lora_rank != 0,
+                   "lora_rank": args.lora_rank}  # fmt: skip
         changes |= {"activation": args.activation} if args.activation else {}
         return [replace(case, **changes) for case in cases]
     except ValueError as error:

@@ -8,9 +8,9 @@ compiled = torch.compile(dynamic=False)
 
 
 @compiled
-def glu(H, activation: str):
-    """H (M, 2n) -> A (M, n)"""
-    return eager_glu(H, activation)
+def glu(H, delta, activation: str):
+    """H (M, 2n), an adapter's part of it or None -> A (M, n)"""
+    return eager_glu(H if delta is None else H + delta, activation)
 
 
 @compiled
@@ -25,11 +25,16 @@ def _sum_by_token(rows, rows_of_pairs, K: int):
     return rows[rows_of_pairs].view(-1, K, rows.shape[1]).float().sum(1).to(rows.dtype)
 
 
+def _sum(Y, delta, rows):
+    """Rows of Y and of an adapter's part of it, or None, in float32."""
+    return Y[rows].float() if delta is None else Y[rows].float() + delta[rows].float()
+
+
 @compiled
-def _weighted_sum(Y, s, rows_of_pairs):
+def _weighted_sum(Y, delta, s, rows_of_pairs):
     """-> O (T, d)"""
     T, K = s.shape
-    weighted = Y[rows_of_pairs].view(T, K, -1).float() * s[..., None].float()
+    weighted = _sum(Y, delta, rows_of_pairs).view(T, K, -1) * s[..., None].float()
     return weighted.sum(1).to(Y.dtype)
 
 
@@ -41,9 +46,9 @@ def _weighted_rows(dO, s, order):
 
 
 @compiled
-def _row_dots(dO, Y, rows_of_pairs, K: int):
+def _row_dots(dO, Y, delta, rows_of_pairs, K: int):
     """-> ds (T, K)"""
-    return (Y[rows_of_pairs].view(-1, K, Y.shape[1]).float() * dO[:, None].float()).sum(-1)
+    return (_sum(Y, delta, rows_of_pairs).view(-1, K, Y.shape[1]) * dO[:, None].float()).sum(-1)
 
 
 class Gather(torch.autograd.Function):
@@ -61,15 +66,16 @@ class Gather(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Y (M, d), s (T, K) -> O (T, d)"""
+    """Y (M, d), an adapter's part of it or None, s (T, K) -> O (T, d)"""
 
     @staticmethod
-    def forward(ctx, Y, s, order, rows_of_pairs):
-        ctx.save_for_backward(Y, s, order, rows_of_pairs)
-        return _weighted_sum(Y, s, rows_of_pairs)
+    def forward(ctx, Y, delta, s, order, rows_of_pairs):
+        ctx.save_for_backward(Y, delta, s, order, rows_of_pairs)
+        return _weighted_sum(Y, delta, s, rows_of_pairs)
 
     @staticmethod
     def backward(ctx, dO):
-        Y, s, order, rows_of_pairs = ctx.saved_tensors
-        ds = _row_dots(dO, Y, rows_of_pairs, s.shape[1])
-        return _weighted_rows(dO, s, order), ds.to(s.dtype), None, None
+        Y, delta, s, order, rows_of_pairs = ctx.saved_tensors
+        ds = _row_dots(dO, Y, delta, rows_of_pairs, s.shape[1])
+        dY = _weighted_rows(dO, s, order)
+        return dY, None if delta is None else dY, ds.to(s.dtype), None, None

@@ -241,6 +241,7 @@ def needed_bytes(peer, case):
 
 def measured(peer, case, passes="both", host=False, graph=False):
     """Check a peer and warm it up. LeftOut if it cannot run here."""
+    case = peer.case_of(case)
     if reason := peer.missing(case):
         raise LeftOut(reason)
     needed, free = needed_bytes(peer, case), machine.available_bytes(case.device)
@@ -253,7 +254,7 @@ def measured(peer, case, passes="both", host=False, graph=False):
         else:
             found = Measured(peer, Problem(case), make_clock(case.device), passes, host)
         if peer.is_layer:
-            same = ("device", "dtype", "activation", "zipf", "biases")
+            same = ("device", "dtype", "activation", "zipf", "biases", "frozen", "lora_rank")
             of_case = {key: getattr(case, key) for key in same}
             check(peer, passes, T=min(case.T, 256), **of_case)
         return found

@@ -71,7 +71,8 @@ def floor_above_resident(case, column_blocks=1):
     pairs = T * case.K
     block = -(-d // column_blocks)
     H, routing, dX, ds = size * pairs * 2 * n, 12 * pairs, size * T * d, 4 * pairs
-    dW1, dW2 = size * E * 2 * n * d, size * E * n * d
+    trained = 0 if case.frozen else E
+    dW1, dW2 = size * trained * 2 * n * d, size * trained * n * d
     candidates = (
         size * pairs * (n + block),
         dX + ds + dW2 + size * pairs * max(n, block),

@@ -4,6 +4,7 @@ A gated activation, top-K by softmax over the chosen. A peer is made from a Prob
 may hold W1 with its own order of rows. A peer that cannot run returns the reason and the remedy."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -24,6 +25,7 @@ class Peer:
     install = ""  # the command that installs it
     module = None  # that it imports
     only_if_named = False  # not among the peers that run if none is named
+    takes_adapters = False
     is_layer = True  # else a reference without a formula to check, whose memory has no meaning
 
     @classmethod
@@ -40,7 +42,14 @@ class Peer:
             return "it has no token rounding"
         if case.biases:
             return "it is compared without biases only"
+        if case.lora_rank and not cls.takes_adapters:
+            return "it is compared without adapters only"
         return None
+
+    @staticmethod
+    def case_of(case):
+        """The case that it runs for a given one."""
+        return case
 
     @staticmethod
     def working_bytes(case):
@@ -54,7 +63,8 @@ class Peer:
         self.order = order if order is None else order.to(problem.X.device)
         W1 = problem.W1
         if order is not None:
-            W1 = W1.detach()[:, self.order].contiguous().requires_grad_()
+            trained = W1.requires_grad
+            W1 = W1.detach()[:, self.order].contiguous().requires_grad_(trained)
         self.X, self.router, self.W1, self.W2 = problem.X, problem.router, W1, problem.W2
 
     @staticmethod
@@ -72,8 +82,11 @@ class Peer:
         return self.forward()
 
     def backward(self, O):
-        """-> dX, drouter, dW1, dW2 and the biases' gradients, the weights' in the peer's layout."""
-        leaves = [self.X, self.router, self.W1, self.W2, *self.problem.biases]
+        """-> dX and the gradients of the problem's other leaves, the weights' in the peer's
+        layout."""
+        leaves = [self.X, *self.problem.adapters]
+        if not self.problem.case.frozen:
+            leaves += [self.router, self.W1, self.W2, *self.problem.biases]
         return torch.autograd.grad(O, leaves, self.problem.dO)
 
     def given_layout(self, dW1):
@@ -100,6 +113,7 @@ class TileMoE(Peer):
 
     name = "tilemoe"
     packages = ("torch", "tilemoe")
+    takes_adapters = True
     options = {}
 
     @classmethod
@@ -125,6 +139,10 @@ class TileMoE(Peer):
     def forward(self):
         p = self.problem
         biases = dict(zip(("b1", "b2"), p.biases))
+        if p.adapters:
+            import tilemoe
+
+            biases["lora"] = tilemoe.LoRA(*p.adapters, scale=p.LORA_SCALE)
         return self.moe(p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding,
                         activation=p.case.activation, **biases, **self.options)  # fmt: skip
 
@@ -146,7 +164,7 @@ class TileMoE(Peer):
         """By tilemoe.MoE, which uses moe_tokens for a small T; by the functions if the module does
         not support the case."""
         case = self.problem.case
-        if case.zipf or case.biases or case.rounding:
+        if case.zipf or case.biases or case.rounding or case.lora_rank:
             return self.forward()
         return self.as_module(self.X)
 
@@ -166,6 +184,17 @@ TileMoEKeeping = _variant("tilemoe-keeps-h", options={"overwrite_H": False})
 TileMoEOverwriting = _variant("tilemoe-dh-over-h", options={"overwrite_H": True})
 TileMoESmall = _variant("tilemoe-small-peak", options={"overwrite_H": True, "column_blocks": 4})
 TileMoEBefore = _variant("tilemoe-before")  # another build, from the folder that --packages names
+
+
+class TileMoEFrozen(TileMoE):
+    """The layer with frozen weights and without adapters, to compare with one that has them."""
+
+    name = "tilemoe-frozen"
+    only_if_named = True
+
+    @staticmethod
+    def case_of(case):
+        return dataclasses.replace(case, frozen=True, lora_rank=0)
 
 
 class TileMoESm80(TileMoE):
@@ -229,6 +258,7 @@ class TorchGroupedMM(Peer):
     step waits for the device."""
 
     name = "torch-grouped_mm"
+    takes_adapters = True
 
     @classmethod
     def missing(cls, case):
@@ -247,19 +277,32 @@ class TorchGroupedMM(Peer):
         """-> the rows of X by expert, (M, d)"""
         return self.X[order // self.problem.K]
 
-    activate = staticmethod(glu)
+    @staticmethod
+    def activate(H, delta, activation):
+        """delta: the adapter's part of H, or None"""
+        return glu(H if delta is None else H + delta, activation)
 
-    def combine(self, Y, s, order):
+    def combine(self, Y, delta, s, order):
         """-> O (T, d)"""
-        weighted = Y * s.flatten()[order, None]
+        weighted = (Y if delta is None else Y + delta) * s.flatten()[order, None]
         return torch.zeros_like(self.X).index_add_(0, order // self.problem.K, weighted)
+
+    def project(self, rows, W, adapter, ends):
+        """rows W^T, and the adapter's part (rows A^T) (scale B)^T, or None."""
+        out = F.grouped_mm(rows, W.transpose(1, 2), offs=ends)
+        if not adapter:
+            return out, None
+        A, B = (factor.to(rows.dtype) for factor in adapter)
+        low = F.grouped_mm(rows, A.transpose(1, 2), offs=ends)  # (M, r)
+        return out, F.grouped_mm(low, (self.problem.LORA_SCALE * B).transpose(1, 2), offs=ends)
 
     def forward(self):
         s, order, ends = self.route()
-        H = F.grouped_mm(self.gather(order), self.W1.transpose(1, 2), offs=ends)  # (M, 2n)
-        A = self.activate(H, self.problem.case.activation)
-        Y = F.grouped_mm(A, self.W2.transpose(1, 2), offs=ends)  # (M, d)
-        return self.combine(Y, s, order)
+        adapters = self.problem.adapters
+        H = self.project(self.gather(order), self.W1, adapters[:2], ends)  # (M, 2n)
+        A = self.activate(*H, self.problem.case.activation)
+        Y = self.project(A, self.W2, adapters[2:], ends)  # (M, d)
+        return self.combine(*Y, s, order)
 
 
 class TorchGroupedMMCompiled(TorchGroupedMM):
@@ -284,8 +327,8 @@ class TorchGroupedMMCompiled(TorchGroupedMM):
     def gather(self, order):
         return self.compiled.Gather.apply(self.X, order, self.rows_of_pairs, self.problem.K)
 
-    def combine(self, Y, s, order):
-        return self.compiled.Combine.apply(Y, s, order, self.rows_of_pairs)
+    def combine(self, Y, delta, s, order):
+        return self.compiled.Combine.apply(Y, delta, s, order, self.rows_of_pairs)
 
 
 class SonicMoE(Peer):
@@ -368,8 +411,8 @@ class ScatterMoE(Peer):
         with torch.device("meta"):
             self.mlp = GLUMLP(case.d, case.n, case.E, case.K,
                               activation=ACTIVATIONS[case.activation])  # fmt: skip
-        self.W1 = self.mlp.experts.weight = torch.nn.Parameter(self.W1)
-        self.W2 = self.mlp.output_experts.weight = torch.nn.Parameter(self.W2)
+        self.W1 = self.mlp.experts.weight = torch.nn.Parameter(self.W1, self.W1.requires_grad)
+        self.W2 = self.mlp.output_experts.weight = torch.nn.Parameter(self.W2, self.W2.requires_grad)
 
     @staticmethod
     def rows_of_W1(n):
@@ -446,12 +489,57 @@ class Transformers(Peer):
         config._experts_implementation = self.implementation
         with torch.device("meta"):
             self.experts = MixtralExperts(config)
-        self.W1 = self.experts.gate_up_proj = torch.nn.Parameter(self.W1)
-        self.W2 = self.experts.down_proj = torch.nn.Parameter(self.W2)
+        self.W1 = self.experts.gate_up_proj = torch.nn.Parameter(self.W1, self.W1.requires_grad)
+        self.W2 = self.experts.down_proj = torch.nn.Parameter(self.W2, self.W2.requires_grad)
 
     def forward(self):
         s, ids = self.top_k()
         return self.experts(self.X, ids, s)
+
+
+class Peft(Transformers):
+    """PEFT's adapters of Mixtral's experts: each forward adds scale B A to the weights, which are
+    made for every expert, twice for a training step."""
+
+    packages = ("torch", "transformers", "peft")
+    install = "pip install peft==0.21 transformers==5.17"
+    module = "peft"
+    takes_adapters = True
+
+    @classmethod
+    def missing(cls, case):
+        return super().missing(case) or (None if case.lora_rank else "it is compared with adapters")
+
+    def __init__(self, problem):
+        import peft
+
+        super().__init__(problem)
+        r = problem.case.lora_rank
+        model = torch.nn.Module()
+        model.experts = self.experts.requires_grad_(False)
+        names = ["experts.gate_up_proj", "experts.down_proj"]
+        config = peft.LoraConfig(r=r, lora_alpha=r * problem.LORA_SCALE, target_modules=[],
+                                 target_parameters=names)  # fmt: skip
+        self.experts = layer = peft.get_peft_model(model, config).base_model.model.experts
+        factors = {}
+        while hasattr(layer, "parameter_name"):  # a wrapper for each parameter, one in the other
+            factors[layer.parameter_name] = (layer.lora_A["default"].weight,
+                                             layer.lora_B["default"].weight)  # fmt: skip
+            layer = layer.base_layer
+        E, A1, B1, A2, B2 = problem.case.E, *problem.adapters
+        self.factors = [*factors["gate_up_proj"], *factors["down_proj"]]
+        with torch.no_grad():  # A (E r, in), B (out, r E): its columns are by rank, then by expert
+            for own, A in zip(self.factors[::2], (A1, A2)):
+                own.copy_(A.flatten(0, 1))
+            for own, B in zip(self.factors[1::2], (B1, B2)):
+                own.copy_(B.permute(1, 2, 0).flatten(1))
+        self.shape_A = lambda dA: dA.unflatten(0, (E, r))
+        self.shape_B = lambda dB: dB.unflatten(1, (r, E)).permute(2, 0, 1)
+
+    def backward(self, O):
+        dX, *of = torch.autograd.grad(O, [self.X, *self.factors], self.problem.dO)
+        shapes = (self.shape_A, self.shape_B) * 2
+        return dX, *(shape(gradient) for shape, gradient in zip(shapes, of))
 
 
 def _loadable(implementation):
@@ -475,14 +563,15 @@ def _transformers():
         import tilemoe.transformers
 
         tilemoe.transformers.register()
-    return [type("Transformers", (Transformers,),
-                 {"name": f"transformers-{kind}", "implementation": kind})
-            for kind in ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))]  # fmt: skip
+    kinds = ("eager", *sorted(ALL_EXPERTS_FUNCTIONS))
+    return [type(of.__name__, (of,), {"name": f"{prefix}-{kind}", "implementation": kind})
+            for prefix, of in (("transformers", Transformers), ("peft", Peft))
+            for kind in kinds]  # fmt: skip
 
 
 PEERS = {peer.name: peer for peer in (
-    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEBefore, TileMoESm80,
-    TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
+    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEFrozen, TileMoEBefore,
+    TileMoESm80, TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
     ScatterMoESm80,
 )}  # fmt: skip
 

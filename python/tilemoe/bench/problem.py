@@ -31,6 +31,8 @@ class Case:
     zipf: bool = False  # experts by popularity 1/(e + 1), else the router's own choice
     rounding: str | None = None
     biases: bool = False
+    frozen: bool = False  # no gradients of the router, of weights and of biases
+    lora_rank: int = 0  # adapters of this rank on W1 and W2, which are frozen; 0: none
 
     def __post_init__(self):
         for letter in SHAPE:
@@ -38,6 +40,12 @@ class Case:
             if (size := getattr(self, letter)) < 1 or size % step:
                 kind = "a positive multiple of 8" if step == 8 else "at least 1"
                 raise ValueError(f"{self.name}: {letter} is {size}, expected {kind}")
+        if not 0 <= self.lora_rank <= 256 or self.lora_rank % 8:
+            raise ValueError(
+                f"{self.name}: lora_rank is {self.lora_rank}, expected a multiple of 8, at most 256"
+            )
+        if self.lora_rank and not self.frozen:
+            raise ValueError(f"{self.name}: lora_rank is given, expected frozen=True")
         if self.K > self.E:
             raise ValueError(f"{self.name}: K is {self.K}, expected at most E = {self.E}")
 
@@ -51,8 +59,10 @@ class Case:
         return self.T * self.K
 
     def flop(self, passes):
-        """FLOP of the timed passes: six GEMM dimensions per row forward, twelve backward."""
-        factor = {"forward": 6, "inference": 6, "backward": 12, "both": 18}[passes]
+        """FLOP of the timed passes: six GEMM dimensions per row forward, twelve backward, six if
+        the weights are frozen. Those of adapters are not counted."""
+        backward = 6 if self.frozen else 12
+        factor = {"forward": 6, "inference": 6, "backward": backward, "both": 6 + backward}[passes]
         return factor * self.rows * self.d * self.n
 
 
@@ -72,7 +82,10 @@ def glu(H, activation):
 class Problem:
     """X (T, d), router (E, d), W1 (E, 2n, d) with gate rows first, W2 (E, d, n), dO (T, d);
     prepared (T, E): the logits if the case prescribes the experts' popularity, else None; biases:
-    [], or b1 (E, 2n) and b2 (E, d)."""
+    [], or b1 (E, 2n) and b2 (E, d); adapters: [], or A1 (E, r, d), B1 (E, 2n, r), A2 (E, r, n) and
+    B2 (E, d, r) in float32, whose values the case's dtype has, too."""
+
+    LORA_SCALE = 2.0
 
     def __init__(self, case, seed=0, x_scale=0.2, w_scale=0.02):
         dtype, device = DTYPES[case.dtype], torch.device(case.device)
@@ -98,12 +111,28 @@ class Problem:
             popularity = torch.arange(1, E + 1, device=device, dtype=torch.float32).reciprocal()
             self.prepared = (popularity.log() - uniform.log().neg().log()).to(dtype)
             self.router.zero_()
+        self.adapters = []
+        if r := case.lora_rank:
+            shapes = (d**-0.5, r, d), (w_scale, 2 * n, r), (n**-0.5, r, n), (w_scale, d, r)
+            self.adapters = [normal(scale, E, *shape).float() for scale, *shape in shapes]
         for leaf in self.leaves:
             leaf.requires_grad_()
 
     @property
+    def weights(self):
+        return [self.router, self.W1, self.W2, *self.biases]
+
+    @property
     def leaves(self):
-        return [self.X, self.router, self.W1, self.W2, *self.biases]
+        """Those that have gradients, in the order in which peers return them."""
+        return [self.X, *self.adapters, *([] if self.case.frozen else self.weights)]
+
+    @property
+    def names(self):
+        """Of the output and of the leaves' gradients."""
+        adapters = ("dA1", "dB1", "dA2", "dB2") if self.adapters else ()
+        weights = () if self.case.frozen else ("drouter", "dW1", "dW2", "db1", "db2")
+        return ("O", "dX", *adapters, *weights)
 
     def logits(self):
         """(T, E), the router's GEMM: a part of every layer that is timed."""
@@ -113,4 +142,5 @@ class Problem:
 
     def resident_bytes(self):
         """Bytes of all tensors that the caller owns before the first call."""
-        return sum(t.untyped_storage().nbytes() for t in [*self.leaves, self.dO])
+        tensors = [self.X, *self.weights, *self.adapters, self.dO]
+        return sum(t.untyped_storage().nbytes() for t in tensors)

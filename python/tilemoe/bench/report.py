@@ -51,7 +51,9 @@ def times(result):
     """The table of a case, and the peers that were left out."""
     first, case = result.measurements[0], result.case
     shape = " ".join(f"{letter}={size}" for letter, size in case.shape.items())
-    lines = [f"{case.name}: {shape}, {case.dtype}, {case.activation}, {first.values['pass']}, "
+    frozen = f"adapters of rank {case.lora_rank}, " if case.lora_rank else "frozen weights, "
+    lines = [f"{case.name}: {shape}, {case.dtype}, {case.activation}, "
+             f"{frozen if case.frozen else ''}{first.values['pass']}, "
              f"{first.values['rounds']} rounds, {first.device}"]  # fmt: skip
     scale, unit = (1, "TFLOP/s") if first.median("tflop_per_s") >= 1 else (1e3, "GFLOP/s")
     titles = ["", "forward, ms", "quartiles", "backward, ms", "quartiles", unit, "kept, MiB",

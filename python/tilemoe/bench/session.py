@@ -199,7 +199,8 @@ def _measurement(case, settings, worker, answer, ours):
     samples = {key: [r[key] for r in worker.rounds] for key in worker.rounds[0]} | answer["samples"]
     totals = [total_ms(times) for times in worker.rounds]
     values = {
-        **case.shape, "dtype": case.dtype, "pass": settings.passes, "rounds": settings.rounds,
+        **case.shape, **({"frozen": True, "lora_rank": case.lora_rank} if case.frozen else {}),
+        "dtype": case.dtype, "pass": settings.passes, "rounds": settings.rounds,
         **{key: quartiles(numbers) for key, numbers in samples.items()},
         "total_ms": quartiles(totals),
         "tflop_per_s": quartiles(case.flop(settings.passes) / ms * 1e-9 for ms in totals),

@@ -1,0 +1,191 @@
+"""The layer with low-rank adapters, and its gradient: one autograd function, which `moe`,
+`moe_general` and `grouped_experts` call, and which is the autograd kernel of experts_lora.
+
+Backward is one call of an operator, without stages: its largest outputs are those of the factors,
+unless weights require gradients as well."""
+
+from typing import NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from . import ops
+from ._engine import needed_now
+from ._layout import FACTORS, GRADIENTS, WEIGHTS, reads_logits
+from ._library import operators
+from ._overwrite import CONSUMED, NOT_KEPT, Progress, capture_of, is_read_last, is_traced
+from ._shapes import WANTED_S, WANTED_X
+from ._travel import Comm
+from .autograd import _REFUSALS, _addend_gradient
+from .options import RULE, SCORES_GIVEN, At
+
+_ops = operators
+_FIRST = 3  # of Experts' inputs, the first that has a gradient
+_INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)
+_ALL = (1 << len(GRADIENTS)) - 1
+
+
+class Call(NamedTuple):
+    """The options of a call."""
+
+    capacity: int
+    ranks: list[int]
+    scales: list[float]
+    numbers: list[int]
+    reals: list[float]
+    overwrite_H: bool | None = None
+    keep_H: bool | None = None  # if the operator itself was called, which also returns H
+    comm: Comm | None = None
+
+
+class LoraExperts(torch.autograd.Function):
+    """A Call, the routing and the packed factors, then X, the router's tensor, six weights, the
+    addend, six factors."""
+
+    @staticmethod
+    def forward(ctx, call, routing, packed, X, router, *others):
+        weights, addend = list(others[: len(WEIGHTS)]), others[len(WEIGHTS)]
+        lora = list(others[len(WEIGHTS) + 1 :])
+        of_operator, needs = call.keep_H is not None, ctx.needs_input_grad[_FIRST:]
+        of_addend = len(GRADIENTS)
+        needs = (*needs[:of_addend], *needs[of_addend + 1 :])
+        keep_H = call.keep_H if of_operator else True in needs
+        invoke = ops.below_autograd if of_operator else ops.call_undifferentiated
+        O, H, P1, P2 = invoke(
+            _ops.experts_lora.default, X, router, routing, weights, addend, lora, packed, *call[:5],
+            keep_H,
+        )  # fmt: skip
+        scoring, kind = call.numbers[At.SCORING], call.numbers[At.KIND]
+        logits = router if scoring != SCORES_GIVEN and reads_logits(scoring, kind) else None
+        source = X if call.comm is None else call.comm.source
+        ctx.save_for_backward(source, H, P1, P2, routing, packed, *weights, logits)
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.keep_H, ctx.progress = call, keep_H, Progress()
+        ctx.router_dtype = torch.float32 if router is None else router.dtype
+        ctx.factor_dtypes = [None if factor is None else factor.dtype for factor in lora]
+        ctx.capture = capture_of(H) if call.overwrite_H is None else None
+        if not of_operator:
+            return O
+        ctx.mark_non_differentiable(H, P1, P2)
+        return O, H, P1, P2
+
+    @staticmethod
+    def backward(ctx, dO, *_):
+        if dO is None:
+            return (None,) * _INPUTS
+        needs = needed_now(ctx) >> _FIRST
+        of_addend = needs & (_ALL + 1)
+        wanted = needs & _ALL | needs >> 1 & ~_ALL  # without the addend's bit
+        if ctx.progress.consumed:
+            raise RuntimeError(CONSUMED)
+        X, H, P1, P2, routing, packed, *weights, logits = ctx.saved_tensors
+        call = ctx.call
+        saved = ops.Saved(
+            X, H, routing, weights, logits, call.numbers, call.reals, ctx.router_dtype
+        )
+        made = [None] * (len(GRADIENTS) + len(FACTORS))
+        if wanted:
+            if not ctx.keep_H:
+                raise RuntimeError(NOT_KEPT)
+            if call.comm is not None:
+                saved = saved._replace(X=_arrived(call.comm.travel, X))
+            found = _backward(ctx, dO, saved, P1, P2, packed, wanted)
+            for bit in range(len(made)):
+                if wanted & 1 << bit:
+                    made[bit] = found.pop(0)
+            if call.comm is not None and wanted & WANTED_X:
+                call.comm.travel.made(made[0])
+        if wanted & WANTED_S:
+            if call.numbers[At.SCORING] != SCORES_GIVEN:
+                made[1] = ops.router_backward(made[1], saved)
+            else:
+                made[1] = made[1].to(ctx.router_dtype)
+        of_layer, factors = made[: len(GRADIENTS)], made[len(GRADIENTS) :]
+        typed = zip(factors, ctx.factor_dtypes)
+        factors = [None if g is None else g.to(dtype) for g, dtype in typed]
+        dO = _addend_gradient(dO, saved) if of_addend else None
+        return None, None, None, *of_layer, dO, *factors
+
+
+def _arrived(travel, source):
+    """X of all ranks. Nothing is computed while it, or dO, is on its way: the gradients of the
+    factors read both."""
+    X = travel.begin(source)
+    travel.gradient_arrived()
+    travel.arrived()
+    return X
+
+
+def _backward(ctx, dO, saved, P1, P2, packed, wanted):
+    """The gradients of `wanted`; dH is written over H if nothing reads it afterwards."""
+    call, X, H, traced = ctx.call, saved.X, saved.H, is_traced(saved.H)
+    over_H = bool(call.overwrite_H) if call.overwrite_H is not None else is_read_last(ctx, H)
+    over_H = over_H and not traced  # a trace keeps H
+    given = {dtype for dtype in ctx.factor_dtypes if dtype is not None}
+    factor_dtype = X.dtype if given == {X.dtype} else torch.float32
+    args = (
+        dO, X, H, P1, P2, saved.routing, saved.weights, packed, call.ranks, call.scales,
+        call.numbers, call.reals, factor_dtype, wanted,
+    )  # fmt: skip
+    if not over_H:
+        return list(ops.call_in_backward(_ops.experts_lora_backward.default, *args))
+    if torch.is_grad_enabled():
+        raise NotImplementedError(ops.NO_SECOND_GRADIENT)
+    ctx.progress.claim()
+    try:
+        return list(
+            ops.call_undifferentiated(_ops.experts_lora_backward_over_H.default, *args)
+        )
+    except _REFUSALS:  # nothing was written
+        ctx.progress.consumed = False
+        raise
+
+
+# ---------------------------------------------------------------- callers
+
+_apply = super(torch.autograd.Function, LoraExperts).apply  # as in autograd.py
+
+
+def run(X, router, routing, weights, addend, factors, capacity, numbers, reals, overwrite_H, comm):
+    """O (T, d) of a routing. The factors are packed once, for forward and backward. comm: through
+    which backward gets X, or None."""
+    detached = [None if t is None else t.detach() for t in factors.tensors]
+    packed = ops.call_undifferentiated(
+        _ops.pack_lora.default, detached, [None if t is None else t.detach() for t in weights],
+        factors.ranks, factors.scales, numbers, X.dtype,
+    )  # fmt: skip
+    rest = capacity, factors.ranks, factors.scales, numbers, reals
+    args = X, router, routing, weights, addend, factors.tensors, packed, *rest
+    op = _ops.experts_lora.default
+    if not torch.is_grad_enabled():
+        return ops.call_undifferentiated(op, *args, False)[0]
+    tensors = X, router, *weights, addend, *factors.tensors
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        keep_H = any(t is not None and t.requires_grad for t in tensors if t is not addend)
+        return ops.call(op, *args, keep_H)[0]
+    if forward_ad._current_level >= 0:
+        ops.refuse_tangents((*tensors, routing))
+    return _apply(Call(*rest, overwrite_H, comm=comm), routing, packed, *tensors)
+
+
+def routed(logits, selection_bias, numbers, reals):
+    """A top-K routing of logits, and expert_counts."""
+    detached = logits.detach()
+    rule, factor = numbers[: len(RULE)], reals[At.ROUTED_SCALING_FACTOR]
+    op = _ops.route_logits.default
+    return ops.call_undifferentiated(op, detached, selection_bias, rule, factor)
+
+
+def _kernel(X, router, routing, weights, addend, lora, packed, *rest):
+    tensors = X, router, *weights, addend, *lora
+    if forward_ad._current_level >= 0:
+        ops.refuse_tangents((*tensors, routing, packed))
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors, routing, packed):
+        ops.refuse_transforms()
+        *rest, keep_H = rest
+        return _apply(Call(*rest, overwrite_H=False, keep_H=keep_H), routing, packed, *tensors)
+    op = _ops.experts_lora.default
+    return ops.below_autograd(op, X, router, routing, weights, addend, lora, packed, *rest)
+
+
+ops.register_autograd("experts_lora", _kernel)

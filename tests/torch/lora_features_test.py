@@ -1,0 +1,182 @@
+"""Low-rank adapters with each feature: docs/pytorch.md has the same rows."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import tilemoe
+from checks import compiled, refused
+from comparison import assert_close
+from lora_test import SCALE, adapted, factors, merged
+from random_layers import E, K, T, d, logits_layer, n, normal, results
+
+PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
+
+
+def layer(dtype=torch.float32, **kinds):
+    tensors = logits_layer(dtype, **kinds)
+    for key, tensor in tensors.items():
+        if key.startswith(("W", "b")):
+            tensors[key] = tensor.detach()
+    return tensors
+
+
+def agrees(function=tilemoe.moe, tensors=None, plain=None, **how):
+    """O and all gradients are those of merged weights, of which `plain` computes O."""
+    tensors = layer() if tensors is None else tensors
+    lora = factors(tensors)
+    got = results(adapted(function), {**tensors, **lora}, **how)
+    of_merged = lambda **given: (plain or function)(
+        **merged({k: given[k] for k in tensors}, {k: given[k] for k in lora}),
+        **{k: v for k, v in given.items() if k not in tensors and k not in lora},
+    )
+    want = results(of_merged, {**tensors, **lora}, **how)
+    for key in want:
+        assert_close(got[key], want[key], key)
+
+
+def with_checkpoint():
+    recomputed = lambda **given: checkpoint(tilemoe.moe, use_reentrant=False, **given)
+    agrees(recomputed, plain=tilemoe.moe, K=K)
+
+
+def with_compile():
+    agrees(compiled(tilemoe.moe), plain=tilemoe.moe, K=K)
+
+
+def with_autocast():
+    tensors = layer()
+    lora = factors(tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        O = adapted(tilemoe.moe)(**tensors, **lora, K=K)
+    assert O.dtype == torch.bfloat16
+    O.sum().backward()
+    assert lora["A1"].grad.dtype == torch.float32 and lora["A1"].grad.any()
+
+
+def with_decode():
+    made = tilemoe.MoE(d, n, E, K, lora_rank=8).eval()
+    torch.nn.init.normal_(made.experts.lora_B1)
+    x = normal(3, d, seed=1, dtype=torch.float32)
+    with torch.no_grad():
+        decoded = made(x)
+    assert_close(decoded, made(x))
+
+
+def used_twice():
+    tensors = layer()
+    lora = factors(tensors)
+    call = lambda: adapted(tilemoe.moe)(**tensors, **lora, K=K).sum()
+    (call() + call()).backward()
+    twice = lora["B1"].grad.clone()
+    lora["B1"].grad = None
+    call().backward()
+    assert_close(twice, 2 * lora["B1"].grad)
+
+
+def with_memory():
+    tensors = layer()
+    given = tilemoe.WeightGradients(W1=torch.zeros_like(tensors["W1"]))
+    lora = tilemoe.LoRA(**factors(tensors), scale=SCALE)
+    tilemoe.moe(**tensors, K=K, lora=lora, weight_grad_out=given)
+
+
+def with_ids():
+    tensors = layer()
+    scores, ids = tilemoe.top_k(tensors["logits_or_scores"].detach(), K)[:2]
+    tensors["logits_or_scores"] = scores.requires_grad_()
+    agrees(tensors=tensors, ids=ids)
+
+
+def with_pairs():
+    tensors = layer()
+    del tensors["logits_or_scores"]
+    tensors["scores"] = normal(2 * T, seed=3, dtype=torch.float32).requires_grad_()
+    tokens = torch.arange(T).repeat_interleave(2)
+    pairs = dict(tokens=tokens, experts=torch.arange(2 * T) % (E + 1))
+    agrees(tilemoe.moe_general, tensors, **pairs)
+
+
+def with_rows():
+    tensors = layer()
+    del tensors["logits_or_scores"]
+    tensors["rows"] = tensors.pop("x")
+    agrees(tilemoe.grouped_experts, tensors, counts=torch.arange(E))
+
+
+def with_kinds(**kinds):
+    how = {"gate_layout": kinds["gate_layout"]} if "gate_layout" in kinds else {}
+    return lambda: agrees(tensors=layer(**kinds), K=K, **how)
+
+
+def with_addend():
+    tensors = layer()
+    agrees(tensors={**tensors, "addend": torch.ones_like(tensors["x"]).requires_grad_()}, K=K)
+
+
+def walked_twice():
+    tensors = layer()
+    lora = factors(tensors)
+    O = adapted(tilemoe.moe)(**tensors, **lora, K=K)
+    first = torch.autograd.grad(O.sum(), lora["A1"], retain_graph=True)
+    second = torch.autograd.grad(O.sum(), lora["A1"])
+    assert torch.equal(*first, *second) and first[0].any()
+
+
+def with_second_gradients():
+    tensors = layer()
+    lora = factors(tensors)
+    O = adapted(tilemoe.moe)(**tensors, **lora, K=K)
+    (of_A1,) = torch.autograd.grad(O.sum(), lora["A1"], create_graph=True)
+    of_A1.sum().backward()
+
+
+REFUSED = "refused: "
+ELSEWHERE = {  # of several processes, or of a GPU
+    "CUDA graphs": "works, not tested on the CPU",
+    "experts spread over ranks": "works, tested by expert_parallel_values.py",
+    "`chunks` of ranks above 1": REFUSED + "lora does not work with chunks, expected chunks=1",
+}
+FEATURES = {  # row of the table: (test, what the page says)
+    "token rounding": (lambda: agrees(K=K, rounding="nearest", m=8), "works"),
+    "given ids": (with_ids, "works"),
+    "general routing": (with_pairs, "works"),
+    "grouped rows": (with_rows, "works"),
+    "biases": (with_kinds(bias=True), "works"),
+    "interleaved gate": (with_kinds(gate_layout="interleaved"), "works"),
+    "split gate": (with_kinds(gate_layout="split"), "works"),
+    "transposed weights": (with_kinds(transposed=True), "works"),
+    "`addend`": (with_addend, "works"),
+    "`capacity`": (lambda: agrees(K=K, capacity=T * K), "works"),
+    "`column_blocks`": (lambda: agrees(K=K, column_blocks=2), "works"),
+    "`overwrite_H=True`": (lambda: agrees(K=K, overwrite_H=True), "works"),
+    "`retain_graph`": (walked_twice, "works"),
+    "gradients of gradients": (
+        with_second_gradients, REFUSED + "gradients of gradients are not supported"
+    ),
+    "checkpointing": (with_checkpoint, "works"),
+    "`torch.compile(fullgraph=True)`": (with_compile, "works"),
+    "autocast": (with_autocast, "works"),
+    "decode (`MoE`)": (with_decode, "works"),
+    "one adapter in several calls": (used_twice, "works"),
+    "`weight_grad_out`": (with_memory, REFUSED + "lora and weight_grad_out are both given"),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_feature(feature):
+    use, says = FEATURES[feature]
+    if says.startswith(REFUSED):
+        refused(NotImplementedError, says.removeprefix(REFUSED), use)
+    else:
+        use()
+
+
+def test_the_page_has_these_rows():
+    section = PAGE.read_text().split("## Low-rank adapters\n")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", section, re.MULTILINE))
+    assert rows.pop("feature") == "adapters"
+    assert rows == {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE
