@@ -273,6 +273,15 @@ tilemoe_status tilemoe_packed_lora_bytes(const tilemoe_experts* experts, size_t*
   });
 }
 
+tilemoe_status tilemoe_packed_lora_bind(const tilemoe_experts* experts,
+                                        const tilemoe_weights* weights, void* memory, size_t bytes,
+                                        tilemoe_packed_lora* packed) {
+  return guarded("tilemoe_packed_lora_bind", [&] {
+    tilemoe::write_struct("packed", packed,
+                          tilemoe::bind_packed_lora(experts, weights, memory, bytes, packed));
+  });
+}
+
 tilemoe_status tilemoe_pack_lora(const tilemoe_experts* experts, const tilemoe_pack_lora_args* args,
                                  tilemoe_packed_lora* packed) {
   return guarded("tilemoe_pack_lora", [&] {

@@ -146,6 +146,56 @@ TEST(LoraArguments, PackedBytes) {
   expect_refused(tilemoe_packed_lora_bytes(&none, &bytes), "");
 }
 
+// The view of packed memory that a caller keeps as bytes.
+template <bool kSplit = false>
+struct Binding : LoraPass<false, kSplit> {
+  const char* function() const { return "tilemoe_packed_lora_bind"; }
+  tilemoe_status call() {
+    return tilemoe_packed_lora_bind(experts_pointer, weights_pointer, this->packing.memory,
+                                    this->packing.bytes, packed_pointer);
+  }
+  const tilemoe_experts* experts_pointer = &this->experts;
+  const tilemoe_weights* weights_pointer = &this->weights;
+  tilemoe_packed_lora* packed_pointer = &this->lora;
+};
+
+TEST(LoraArguments, Binding) {
+  using P = Binding<>;
+  run_cases(Cases<P>{
+      BAD(p.experts_pointer = nullptr, "experts is null"),
+      BAD(p.weights_pointer = nullptr, "weights is null"),
+      BAD(p.packed_pointer = nullptr, "packed is null"),
+      BAD(p.lora.struct_size = 8, "packed.struct_size"),
+      BAD(p.packing.bytes -= 1, "the packed adapters have", "expected"),
+      BAD(p.packing.memory = nullptr, "the packed adapters is null"),
+      BAD(p.packing.memory = static_cast<char*>(p.packing.memory) + 8, "16 bytes"),
+      BAD(p.experts.rank_1 += 8, "the packed adapters have"),
+  });
+}
+
+template <bool kSplit>
+void expect_bound_as_packed(bool transposed_weights, bool only_W1) {
+  Binding<kSplit> p;
+  if (transposed_weights) transpose(p.weights.W1), transpose(p.weights.W2);
+  if (kSplit && transposed_weights) transpose(p.weights.W1_up);
+  if (only_W1) p.experts.rank_2 = 0, p.factors.A2 = p.factors.B2 = {};
+  require(tilemoe_pack_lora(&p.experts, &p.packing, &p.lora));
+  const tilemoe_packed_lora packed = p.lora;
+  p.lora.A1 = p.lora.B1 = p.lora.A2 = p.lora.B2 = p.weights.W1;
+  expect_taken(p);
+  EXPECT_EQ(std::memcmp(&packed, &p.lora, sizeof packed), 0);
+  EXPECT_EQ(p.lora.scale_1, 0.5f);
+  EXPECT_EQ(p.lora.rank_gate, kSplit ? kRank : 0);
+}
+
+TEST(LoraArguments, BindingGivesWhatPackingGave) {
+  for (const bool transposed_weights : {false, true})
+    for (const bool only_W1 : {false, true}) {
+      expect_bound_as_packed<false>(transposed_weights, only_W1);
+      expect_bound_as_packed<true>(transposed_weights, only_W1);
+    }
+}
+
 // What forward and backward check alike.
 template <class P>
 Cases<P> pass_cases() {

@@ -83,6 +83,14 @@ void fuzz_sizes(World& world, Choices& choices) {
              bytes == 7);
   size_t packed_bytes = 7;
   check_size(world, tilemoe_packed_lora_bytes(&experts, &packed_bytes), packed_bytes == 7);
+  tilemoe_weights weights{};
+  weights.struct_size = choices.one_in(10) ? no_size(choices, sizeof weights) : sizeof weights;
+  tilemoe_packed_lora packed{};
+  packed.struct_size = sizeof packed, packed.A1.ndim = 7;
+  check_size(world,
+             tilemoe_packed_lora_bind(&experts, &weights, nullptr,
+                                      static_cast<size_t>(any_number(choices)), &packed),
+             packed.A1.ndim == 7);
   tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7, 7, 7};
   check_size(world, tilemoe_saved_bytes(&experts, &spec, &saved), saved.total == 7);
 }

@@ -6,7 +6,6 @@
 #include <tuple>
 #include <vector>
 
-#include "layer/lora.h"
 #include "operators.h"
 #include "packing.h"
 
@@ -72,12 +71,13 @@ struct Adapters {
         static_cast<size_t>(packed->numel()) != bytes)
       refuse("packed has shape " + describe_shape(*packed) + ", expected " + std::to_string(bytes) +
              " bytes");
-    tilemoe_packed_lora lora = tilemoe::packed_at(packed->data_ptr(), experts, weights);
+    tilemoe_packed_lora lora{};
     lora.struct_size = sizeof lora;
     lora.scale_1 = static_cast<float>(scales.of_W1);
     lora.scale_2 = static_cast<float>(scales.of_W2);
     if (experts.gate_layout == TILEMOE_GATE_SPLIT)
       lora.rank_gate = narrowed<int32_t>("ranks", ranks.gate);
+    check(tilemoe_packed_lora_bind(&experts, &weights, packed->data_ptr(), bytes, &lora));
     return lora;
   }
 };

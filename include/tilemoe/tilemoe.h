@@ -613,6 +613,13 @@ typedef struct tilemoe_pack_lora_args {
 TILEMOE_API tilemoe_status tilemoe_pack_lora(const tilemoe_experts* experts,
                                              const tilemoe_pack_lora_args* args,
                                              tilemoe_packed_lora* packed);
+/* Sets A1, B1, A2 and B2 of *packed to the factors in memory that tilemoe_pack_lora has filled, of
+ * experts with the same sizes and weights with the same strides. The other fields are the caller's:
+ * scale_1, scale_2 and rank_gate as tilemoe_pack_lora returned them. No data is read or written. For
+ * callers who keep packed adapters as one array of bytes, without the struct. */
+TILEMOE_API tilemoe_status tilemoe_packed_lora_bind(const tilemoe_experts* experts,
+                                                    const tilemoe_weights* weights, void* memory,
+                                                    size_t bytes, tilemoe_packed_lora* packed);
 
 /* The state of a forward pass from which backward starts. */
 typedef enum tilemoe_saved_state TILEMOE_INT {
