@@ -33,6 +33,7 @@
 #include "cuda/core/fragment.h"
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
+#include "cuda/gemm/load/chained.h"
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm90_epilogue.h"
@@ -51,12 +52,6 @@ constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kBlockThreads = (1 + kConsumers) * kWarpgroup;  // the producer is first
 static_assert(kWarpgroup == load::kProducerThreads);
-
-// At launch each of the 384 threads has 168 of the 65536 registers. The producer releases registers
-// and the consumers acquire them: 40 + 2 * 232 = 3 * 168.
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
-static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
 constexpr int kSharedBytes = 227 * 1024;  // of a CTA
 constexpr int kSwizzleAtom = 1024;  // 8 rows of 128 bytes: the alignment of tiles in shared memory
@@ -189,6 +184,9 @@ struct GroupedGemm {
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
   static constexpr bool kWeightsFirst = Shape::kSmallM && load::rows_in_order<LoadA>;
   static constexpr int kThreads = kBlockThreads;
+  static constexpr Registers kRegisters =
+      registers_of(load::has_two_sources<LoadA>, ReadsThroughRing<Epilogue>);
+  static_assert(kRegisters.producer + kConsumers * kRegisters.consumer <= 3 * 168);
   // Two SMs share a TPC, so a grid of whole clusters of two leaves no SM idle.
   static constexpr int kSmsPerCluster = Shape::kCluster;
   static constexpr int kReadingWarps = Shape::kReaders * kWarpgroup / kWarp;
@@ -484,11 +482,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const int32_t warpgroup =
       __shfl_sync(0xffffffff, static_cast<int32_t>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
-    ptx::release_registers<kProducerRegisters>();
+    ptx::release_registers<Gemm::kRegisters.producer>();
     produce<Gemm>(params, ring, shared);
   } else {
     if constexpr (Gemm::kWeightsFirst) wait_for_previous();  // (the producer's wait would suffice)
-    ptx::acquire_registers<kConsumerRegisters>();
+    ptx::acquire_registers<Gemm::kRegisters.consumer>();
     if constexpr (Gemm::Shape::kSchedule == Schedule::kPingPong)
       consume_ping_pong<Gemm>(params, ring, shared, warpgroup - 1);
     else

@@ -10,6 +10,16 @@
 
 namespace tilemoe::cuda::sm90 {
 
+// At launch each of the 384 threads has 168 of the 65536 registers. The producer releases registers
+// and the consumers acquire them: 40 + 2 * 232 = 3 * 168, and 56 + 2 * 224 if the producer has two
+// loaders for an operand and loads for the epilogue, too.
+struct Registers {
+  int producer, consumer;
+};
+constexpr Registers registers_of(bool two_sources, bool loads_for_epilogue) {
+  return two_sources && loads_for_epilogue ? Registers{56, 224} : Registers{40, 232};
+}
+
 // One consumer's rows of a tile, in float32.
 template <class Shape>
 using Accumulators = AccumulatorFragments<Shape::kFragments, Shape::BLOCK_N>;

@@ -65,6 +65,11 @@ class Chained {
   Second second_;
 };
 
+template <class Load>
+inline constexpr bool has_two_sources = false;
+template <class First, class Second>
+inline constexpr bool has_two_sources<Chained<First, Second>> = true;
+
 }  // namespace tilemoe::cuda::load
 
 namespace tilemoe::cuda::sm80 {
