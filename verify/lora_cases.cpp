@@ -97,6 +97,12 @@ std::vector<Case> lora_cases() {
              c.T = 1607, c.d = 72, c.E = 3, c.activation = Activation::kGELU;
              ranks(c, 256, 0, 256);
            }),
+      // Ranks whose gradients are sums of their own, and those that come with Q, by slices of columns
+      // and chunks of rows.
+      vary("lora-wide-ranks", shape,
+           [&](Case& c) { ranks(c, 40, 0, 64), c.wanted = frozen, c.biases = c.reduced = true; }),
+      vary("lora-slices", shape,
+           [&](Case& c) { c.T = 1203, c.d = 1032, c.E = 3, ranks(c, 32, 0, 24); }),
       vary("lora-general", shape,
            [](Case& c) {
              c.routing = RoutingKind::kGeneral, c.load = Load::kZipf;

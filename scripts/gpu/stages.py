@@ -29,12 +29,15 @@ ARCHS = ("sm80", "sm90")
 SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 # Top-K, small and large M of an expert, rounding, split-K of long experts, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
-            ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks")]
+            ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks", "lora")]
 # GiB of the GPU's memory that each takes; two side by side fit into 78 GiB.
 HUGE = {"deepseek-v3.2": 60, "huge-rows": 12, "huge-hidden": 17}
 # The largest take up to 35 GiB: two fit side by side.
 SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
          "qwen3-next", "wide", "few-rows", "off-tiles"]
+# Layers with low-rank adapters, T, d, n, E, K: those of Qwen3-30B-A3B and of gpt-oss-20b.
+ADAPTERS = {"qwen3-30b-512": [512, 2048, 768, 128, 8], "qwen3-30b": [4096, 2048, 768, 128, 8],
+            "qwen3-30b-32768": [32768, 2048, 768, 128, 8], "gpt-oss-20b": [8192, 2880, 2880, 32, 4]}
 BENCH_SHAPE = [2048, 1024, 512, 16, 4]  # T, d, n, E, K of the command's short bench
 ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
@@ -448,6 +451,21 @@ def bench(machine, folder):
             *(item(layer, arch) for arch in machine.other_archs() for layer in PROFILED)]
 
 
+def adapters(machine, folder):
+    """The layer with low-rank adapters compared with the frozen layer and with other libraries."""
+    def item(layer, arch=None):
+        name = named(layer, arch)
+        file = folder / f"{name}.jsonl"
+        peers = ["--against", "tilemoe-frozen"] if arch else []
+        return machine.torch_item(name, ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
+                                         *map(str, ADAPTERS[layer]), "--lora-rank", "16", *peers,
+                                         "--json", file], 120,
+                                  lambda _: measured(file, name), arch=arch)
+
+    return [*(item(layer) for layer in ADAPTERS),
+            *(item(layer, arch) for arch in machine.other_archs() for layer in ADAPTERS)]
+
+
 def timed(machine, folder, name, words, limit_s=120, arch=None):
     """An item of tilemoe_kernels."""
     file = folder / f"{name}.jsonl"
@@ -509,6 +527,7 @@ STAGES = {
     "huge": huge,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,
+    "adapters": adapters,
     "kernels": kernels,
     "configurations": configurations,
     "profile": profile,

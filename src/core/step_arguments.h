@@ -236,18 +236,6 @@ struct BiasGradient {
 
 // ---- low-rank adapters
 
-// P or Q = source factor^T, rounded: gathers the source if rows.token is given.
-struct LoraProjection {
-  const tilemoe_experts* experts;
-  Rows rows;
-  tilemoe_tensor source;  // X, dO (T, width), or A, dH (capacity, width)
-  tilemoe_tensor factor;  // (E, rank, width), either major
-  tilemoe_tensor out;     // P or Q (capacity, rank)
-  Scratch scratch;
-  void* stream;
-  Tuning tuning = {};
-};
-
 // dA_e = Q_e^T input_e, dB_e = dOut_e^T (scale [s] P_e). One of `input` and `dOut` is gathered, X
 // of W1's adapter or dO of W2's, and the other one has a row per row. Exact zeros for an expert
 // without rows.
@@ -270,6 +258,20 @@ struct LoraGradient {
   void* stream = nullptr;
   Tuning tuning = {};
   int32_t workers = 0;  // as in the weight gradients
+};
+
+// P or Q = source factor^T, rounded: gathers the source if rows.token is given. With Q a call may
+// want the gradient of B, too, which is a sum over the same source, dOut.
+struct LoraProjection {
+  const tilemoe_experts* experts;
+  Rows rows;
+  tilemoe_tensor source;  // X, dO (T, width), or A, dH (capacity, width)
+  tilemoe_tensor factor;  // (E, rank, width), either major
+  tilemoe_tensor out;     // P or Q (capacity, rank)
+  Scratch scratch;
+  void* stream;
+  Tuning tuning = {};
+  LoraGradient gradient = {};  // without dA, and its scratch is this step's; no parts: not wanted
 };
 
 // Factors (E, rows, columns) of any strides, written to packed ones: rounded, times scale.

@@ -22,6 +22,7 @@ void bias_gradient(const BiasGradient& step);
 void lora_projection(const LoraProjection& step);
 void lora_gradient(const LoraGradient& step);
 size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
+size_t lora_Q_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 
 #define FUNCTION(RESULT, NAME, ARGUMENTS) RESULT NAME ARGUMENTS;
 #include "core/backend.inc"

@@ -23,6 +23,15 @@ void project(const LoraProjection& step, const RowTile& tile, int64_t first, int
 
 void lora_projection(const LoraProjection& step) {
   for_each_tile(step, step.out.shape[1], kOuterColumns, project);
+  if (step.gradient.parts == 0) return;
+  LoraGradient gradient = step.gradient;
+  gradient.scratch = step.scratch;
+  lora_gradient(gradient);
+}
+
+// The gradient follows Q, and its scratch begins with that of any step.
+size_t lora_Q_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
+  return lora_gradient_scratch_bytes(experts, sizes);
 }
 
 }  // namespace tilemoe::cpu

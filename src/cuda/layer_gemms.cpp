@@ -131,8 +131,16 @@ void weight_gradient_1(const WeightGradient1& step) {
 
 // ---- low-rank adapters
 
+// The gradient of B comes with Q if both are bound by the bytes of dOut; else it is a GEMM of its own.
 void lora_projection(const LoraProjection& step) {
+  const bool wanted = step.gradient.parts > 0;
+  if (wanted && has_output_gradient(step.rows.capacity, step.rows.E, step.out.shape[1]))
+    return lora_output_gradient(step, device_of(step.tuning.plan));
   start(kernel_of(step), step);
+  if (!wanted) return;
+  LoraGradient gradient = step.gradient;
+  gradient.scratch = step.scratch;
+  lora_gradient(gradient);
 }
 
 namespace {
@@ -159,6 +167,17 @@ size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const Scratch
   const int sms = device_of(sizes.plan).sms;
   return scaled_bytes(experts, sizes.capacity, rank) +
          ExpertRanks::bytes(experts.E, lora_gradient_splits(experts, sizes, sms));
+}
+
+size_t lora_Q_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
+  const int64_t H_width = (tilemoe_activation_gated(experts.activation) != 0 ? 2 : 1) * experts.n;
+  const auto bytes = [&](int64_t width, int64_t rank) {
+    return has_output_gradient(sizes.capacity, experts.E, rank)
+               ? lora_output_gradient_scratch_bytes(sizes.capacity, experts.E, width, rank,
+                                                    device_of(sizes.plan))
+               : lora_gradient_scratch_bytes(experts, sizes);
+  };
+  return std::max(bytes(H_width, experts.rank_1), bytes(experts.d, experts.rank_2));
 }
 
 // X and dO are the gathered side of a GEMM, dH and A' the dense side; P and Q are the other side of

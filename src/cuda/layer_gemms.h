@@ -16,5 +16,6 @@ void lora_gradient(const LoraGradient& step);
 size_t weight_gradient_1_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 size_t weight_gradient_2_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
+size_t lora_Q_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 
 }  // namespace tilemoe::cuda

@@ -32,6 +32,8 @@ set_source_files_properties(cuda/arch.cpp
 set(kernel_sources
   cuda/kernels/bias_gradient.cu
   cuda/kernels/combine.cu
+  cuda/kernels/lora_output_gradient.cu
+  cuda/kernels/lora_output_sums.cu
   cuda/kernels/pack_lora.cu
   cuda/kernels/pair_sort.cu
   cuda/kernels/rank_experts.cu

@@ -35,14 +35,16 @@ class BackwardSteps {
     if (!any_rows_ || !call_.work.needs_activation_gradient()) return;
     const Rows rows = rows_of(call_.routing, call_.part);
     if (present(Q2_))
-      run_(&Steps::lora_Q2, {.experts = experts_,
-                             .rows = rows,
-                             .source = call_.args.dO,
-                             .factor = transposed(call_.lora.B2),
-                             .out = Q2_,
-                             .scratch = scratch_at(base_, call_.plan.Q2_scratch),
-                             .stream = call_.args.stream,
-                             .tuning = tuning_});
+      run_(&Steps::lora_Q2,
+           {.experts = experts_,
+            .rows = rows,
+            .source = call_.args.dO,
+            .factor = transposed(call_.lora.B2),
+            .out = Q2_,
+            .scratch = scratch_at(base_, call_.plan.Q2_scratch),
+            .stream = call_.args.stream,
+            .tuning = tuning_,
+            .gradient = dB2_with_Q2() ? gradient_of_B(gradient_2()) : LoraGradient{}});
     run_(&Steps::activation_gradient,
          {.experts = experts_,
           .rows = rows,
@@ -87,22 +89,22 @@ class BackwardSteps {
 
   void lora_gradient_2() const {
     if (experts_->rank_2 == 0 || !wants(TILEMOE_GRADIENT_LORA_2)) return;
-    LoraGradient step = tilemoe::lora_gradient_2(call_.lora, call_.lora_gradients);
-    step.input = A_scaled_, step.dOut = call_.args.dO;
-    step.P = call_.saved.P2, step.Q = Q2_;
-    run_lora_gradient(&Steps::lora_gradient_2, step, call_.plan.lora_2_scratch);
+    run_lora_gradient(&Steps::lora_gradient_2, gradient_2(), dB2_with_Q2(),
+                      call_.plan.lora_2_scratch);
   }
 
   void input_gradient() const {
     if (any_rows_ && present(Q1_))
-      run_(&Steps::lora_Q1, {.experts = experts_,
-                             .rows = without_tokens(rows_),
-                             .source = dH_,
-                             .factor = transposed(call_.lora.B1),
-                             .out = Q1_,
-                             .scratch = scratch_at(base_, call_.plan.Q1_scratch),
-                             .stream = call_.args.stream,
-                             .tuning = tuning_});
+      run_(&Steps::lora_Q1,
+           {.experts = experts_,
+            .rows = without_tokens(rows_),
+            .source = dH_,
+            .factor = transposed(call_.lora.B1),
+            .out = Q1_,
+            .scratch = scratch_at(base_, call_.plan.Q1_scratch),
+            .stream = call_.args.stream,
+            .tuning = tuning_,
+            .gradient = dB1_with_Q1() ? gradient_of_B(gradients_1().step[0]) : LoraGradient{}});
     if (!wants(TILEMOE_GRADIENT_X)) return;
     for_each_block(call_.experts.d, call_.plan.block_columns, [&](int64_t first, int64_t columns) {
       const tilemoe_tensor dX_rows =
@@ -149,13 +151,10 @@ class BackwardSteps {
 
   void lora_gradient_1() const {
     if (experts_->rank_1 == 0 || !wants(TILEMOE_GRADIENT_LORA_1)) return;
-    LoraGradient steps[2];
-    const int count = lora_gradients_1(*experts_, call_.weights, call_.lora, call_.lora_gradients,
-                                       call_.saved.P1, Q1_, steps);
-    for (int i = 0; i < count; ++i) {
-      steps[i].input = call_.args.X, steps[i].dOut = dH_;
-      run_lora_gradient(&Steps::lora_gradient_1, steps[i], call_.plan.lora_1_scratch);
-    }
+    const Gradients1 gradients = gradients_1();
+    for (int i = 0; i < gradients.count; ++i)
+      run_lora_gradient(&Steps::lora_gradient_1, gradients.step[i], dB1_with_Q1(),
+                        call_.plan.lora_1_scratch);
   }
 
   void bias_gradient() const {
@@ -184,12 +183,51 @@ class BackwardSteps {
     if (!needed) return {};
     return region(call_.experts, call_.routing.spec, base_, place, rank);
   }
-  void run_lora_gradient(StepRow<LoraGradient> Steps::*row, LoraGradient step,
-                         const ScratchRegion& scratch) const {
+
+  // The gradients of an adapter's factors, without scratch.
+  LoraGradient with_call(LoraGradient step, const tilemoe_tensor& input,
+                         const tilemoe_tensor& dOut) const {
     step.experts = experts_, step.rows = rows_;
+    step.input = input, step.dOut = dOut;
     step.accumulate = accumulate_;
-    step.scratch = scratch_at(base_, scratch);
     step.stream = call_.args.stream, step.tuning = tuning_;
+    return step;
+  }
+  LoraGradient gradient_2() const {
+    LoraGradient step = tilemoe::lora_gradient_2(call_.lora, call_.lora_gradients);
+    step.P = call_.saved.P2, step.Q = Q2_;
+    return with_call(step, A_scaled_, call_.args.dO);
+  }
+  struct Gradients1 {
+    LoraGradient step[2];
+    int count;
+  };
+  Gradients1 gradients_1() const {
+    Gradients1 all;
+    all.count = lora_gradients_1(*experts_, call_.weights, call_.lora, call_.lora_gradients,
+                                 call_.saved.P1, Q1_, all.step);
+    for (LoraGradient& step : all.step) step = with_call(step, call_.args.X, dH_);
+    return all;
+  }
+
+  // The gradient of B comes with Q, by one read of dO or dH, if one step computes Q of all rows. The
+  // Q1 of split gates has the columns of two adapters.
+  bool dB2_with_Q2() const {
+    return any_rows_ && present(Q2_) && !call_.part && wants(TILEMOE_GRADIENT_LORA_2);
+  }
+  bool dB1_with_Q1() const {
+    return any_rows_ && present(Q1_) && wants(TILEMOE_GRADIENT_LORA_1) &&
+           experts_->gate_layout != TILEMOE_GATE_SPLIT;
+  }
+  static LoraGradient gradient_of_B(LoraGradient step) {
+    step.dA = {};
+    return step;
+  }
+  void run_lora_gradient(StepRow<LoraGradient> Steps::*row, LoraGradient step, bool without_B,
+                         const ScratchRegion& scratch) const {
+    if (without_B) step.parts = 0;
+    if (step.parts == 0 && !present(step.dA)) return;
+    step.scratch = scratch_at(base_, scratch);
     run_(row, step);
   }
 

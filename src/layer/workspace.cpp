@@ -117,13 +117,16 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     // The partial sums of ds outlive Q2's scratch: those of a part exist when the next one begins.
     if (work.wants(TILEMOE_GRADIENT_S))
       ds_partial = activation.take(ds_partial_bytes(experts, spec));
-    if (experts.rank_2 > 0) Q2_scratch = scratch_after(activation, steps.lora_Q2);
+    if (experts.rank_2 > 0)
+      Q2_scratch = scratch_after(
+          activation, work.wants(TILEMOE_GRADIENT_LORA_2) ? steps.lora_Q2 : steps.lora_P2);
     activation_scratch = scratch_after(activation, steps.activation_gradient);
   }
   block_columns = input_block_columns(experts, work.dH_over_H);
   if (work.needs_Q1(experts)) {
     Q1 = all.take(row_bytes(experts, spec, experts.rank_1));
-    Q1_scratch = scratch_after(all, steps.lora_Q1);
+    Q1_scratch =
+        scratch_after(all, work.wants(TILEMOE_GRADIENT_LORA_1) ? steps.lora_Q1 : steps.lora_P1);
   }
   if (work.wants(TILEMOE_GRADIENT_X)) {
     Plan dX = all;

@@ -1,6 +1,4 @@
-// db2_e = sum of s dO, db1_e = sum of dH, over the expert's rows. An expert's rows are cut into
-// chunks; a first kernel sums each chunk, a second adds an expert's chunks in order, so the same
-// bits on every run.
+// db2_e = sum of s dO, db1_e = sum of dH, over the expert's rows, by chunks of rows.
 #include <algorithm>
 
 #include "core/check.h"
@@ -10,6 +8,7 @@
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/launch.h"
 #include "cuda/core/recipe.h"
+#include "cuda/core/row_chunks.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/ptx/copy.h"
 
@@ -20,15 +19,6 @@ constexpr int kThreads = 128;
 constexpr int kRows = 256;  // of a chunk: at d = 4096 a chunk's sums are 1 / 128 of its bytes
 constexpr int kAtOnce = 8;  // rows whose loads are in flight together
 constexpr int kVector = 8;  // columns of a thread: 16 bytes
-
-// Chunks have numbers that need no prefix sum: chunk i of expert e is offsets[e] / kRows + e + i.
-// They are distinct, ascend, and stay below capacity / kRows + E.
-__host__ __device__ int64_t max_chunks(int64_t capacity, int64_t E) {
-  return capacity / kRows + E;
-}
-__device__ int32_t first_chunk(const int32_t* offsets, int32_t e) {
-  return offsets[e] / kRows + e;
-}
 
 struct ChunkSums {
   const int32_t* offsets;  // (E + 1)
@@ -47,15 +37,7 @@ __global__ void __launch_bounds__(kThreads) sum_chunks(const ChunkSums params) {
   const int32_t column = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x) * kVector;
   if (column >= params.width) return;
   const auto chunk = static_cast<int32_t>(blockIdx.x);
-  int32_t expert = 0;
-  for (int32_t high = params.E; high - expert > 1;) {
-    const int32_t middle = expert + (high - expert) / 2;
-    (first_chunk(params.offsets, middle) <= chunk ? expert : high) = middle;
-  }
-  const int32_t in_expert = chunk - first_chunk(params.offsets, expert);
-  const int64_t begin = params.offsets[expert] + int64_t{in_expert} * kRows;
-  const int32_t rows =
-      static_cast<int32_t>(min(int64_t{kRows}, params.offsets[expert + 1] - begin));
+  const auto [expert, begin, rows] = find_chunk(params.offsets, params.E, kRows, chunk);
   if (rows <= 0) return;
 
   float sum[kVector] = {};
@@ -103,9 +85,9 @@ __global__ void __launch_bounds__(kThreads)
   const auto expert = static_cast<int32_t>(blockIdx.x / blocks);
   const int32_t rows = params.offsets[expert + 1] - params.offsets[expert];
   if (column >= columns.count || (rows == 0 && accumulate)) return;
-  const int32_t chunks = rows / kRows + (rows % kRows != 0);
+  const int32_t chunks = count_chunks(rows, kRows);
   const float* partial = params.partial +
-                         int64_t{first_chunk(params.offsets, expert)} * params.width +
+                         int64_t{first_chunk(params.offsets, expert, kRows)} * params.width +
                          columns.begin + column;
   float total = 0;
 #pragma unroll 8
@@ -118,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
 void sum_columns(const ChunkSums& sums, int64_t capacity, tilemoe_dtype dtype,
                  cudaStream_t stream) {
   constexpr int kColumns = kThreads * kVector;
-  const dim3 grid(static_cast<unsigned>(max_chunks(capacity, sums.E)),
+  const dim3 grid(static_cast<unsigned>(max_chunks(capacity, sums.E, kRows)),
                   static_cast<unsigned>((sums.width + kColumns - 1) / kColumns));
   launch_kernel("sums of bias gradients", {.blocks = grid, .threads = kThreads, .stream = stream},
                 with_element(dtype, [&]<class Element>() { return &sum_chunks<Element>; }), sums);
@@ -175,7 +157,7 @@ void write_b1(const BiasGradient& step, const ChunkSums& sums, cudaStream_t stre
 
 size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes) {
   const int64_t width = std::max(experts.d, width_of_H(experts));
-  return static_cast<size_t>(max_chunks(sizes.capacity, experts.E) * width) * sizeof(float);
+  return static_cast<size_t>(max_chunks(sizes.capacity, experts.E, kRows) * width) * sizeof(float);
 }
 
 void bias_gradient(const BiasGradient& step) {

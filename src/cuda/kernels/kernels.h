@@ -52,4 +52,11 @@ struct ScaledRows {
 };
 void scale_rows(const ScaledRows& scaled);
 
+// Q and the gradient of B by one read of dO or dH, for small ranks. With small M the sums of dB
+// take longer than the second read.
+bool has_output_gradient(int64_t capacity, int64_t E, int64_t rank);
+void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device);
+size_t lora_output_gradient_scratch_bytes(int64_t capacity, int64_t E, int64_t width, int64_t rank,
+                                          const DeviceInfo& device);
+
 }  // namespace tilemoe::cuda
