@@ -12,6 +12,7 @@ import module_support
 import reference
 import tilemoe
 from comparison import Limits, assert_close, doubled, limits_of_expected
+from lora_test import adapted, factors
 from random_layers import E, K, T, d, logits_layer, n, normal, results
 from module_support import same_bits
 from target import DTYPES
@@ -205,6 +206,33 @@ def test_a_graph_of_both_passes_serves_any_routing(dtype, routing):
             tensors["x"].copy_(normal(T, d, seed=70 + step, dtype=dtype))
             if "offset" in options:
                 options["offset"].fill_(step)
+        graph.replay()
+        replayed = [t.clone() for t in out]
+        for got, want in zip(replayed, both(), strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        seen.append(replayed[0])
+    assert not any(torch.equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_graph_with_adapters_reads_the_factors_as_they_are(dtype):
+    """A replay packs the factors again."""
+    tensors = {key: t.detach() for key, t in logits_layer(dtype, bias=True).items()}
+    lora = factors(tensors)
+    wanted = [tensors["x"].requires_grad_(), *lora.values()]
+
+    def both():
+        O = adapted(tilemoe.moe)(**tensors, **lora, K=K)
+        gradients = torch.autograd.grad(O, wanted, (tensors["x"].detach() * 0.5).sin())
+        return [O.detach(), *gradients]
+
+    graph, out = captured(both)
+    seen = []
+    for step, logits in enumerate(steps()):
+        with torch.no_grad():
+            tensors["logits_or_scores"].copy_(logits)
+            for factor in lora.values():
+                factor.mul_(0.5 + step)
         graph.replay()
         replayed = [t.clone() for t in out]
         for got, want in zip(replayed, both(), strict=True):

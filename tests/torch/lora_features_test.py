@@ -175,6 +175,17 @@ def test_feature(feature):
         use()
 
 
+@pytest.mark.parametrize("overwrite_H", [None, True, False])
+def test_a_compiled_layer_keeps_H(overwrite_H):
+    tensors = layer()
+    lora = factors(tensors)
+    O = compiled(adapted(tilemoe.moe))(**tensors, **lora, K=K, overwrite_H=overwrite_H)
+    loss, leaves = O.square().sum(), [tensors["x"], *lora.values()]
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for again, gradient in zip(torch.autograd.grad(loss, leaves), first, strict=True):
+        assert torch.equal(again, gradient)
+
+
 def test_the_page_has_these_rows():
     section = PAGE.read_text().split("## Low-rank adapters\n")[1].split("\n## ")[0]
     rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", section, re.MULTILINE))
