@@ -8,6 +8,7 @@ import torch
 
 from .. import functional
 from ..routing import narrowed_to_experts
+from .expert_adapters import lora_of
 from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
 
@@ -123,6 +124,9 @@ def computed(
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
         b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
+    lora = lora_of(experts, first, moe)
+    if lora is not None:
+        options["lora"] = lora
     # A norm in float32 may precede experts in 16 bits; the weights' type decides, and the result
     # has the caller's type.
     out = moe(

@@ -1,0 +1,18 @@
+"""PEFT's low-rank adapters of experts, computed in TileMoE's GEMMs.
+
+    import tilemoe.peft
+    import tilemoe.transformers
+    tilemoe.transformers.register()
+    tilemoe.peft.register()
+    model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="tilemoe")
+    weights = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    model = get_peft_model(model, LoraConfig(target_modules=[], target_parameters=weights))
+
+The adapters remain PEFT's parameters, in PEFT's layout: saving, loading, merging, disabling and
+selecting them are PEFT's. Neither the sum of a weight and its adapter nor the gradient of a frozen
+weight is computed.
+"""
+
+from .integrations.peft import register
+
+__all__ = ["register"]
