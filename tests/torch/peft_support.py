@@ -35,10 +35,12 @@ W1, W2 = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 BOTH = [W1, W2]
 
 
-def build(name="qwen3_moe", implementation="tilemoe"):
+def build(name="qwen3_moe", implementation="tilemoe", config_options=None):
     """A model whose experts matter: weights of unit scale, and larger ones in the experts."""
     torch.manual_seed(0)
     config = copy.deepcopy(CONFIGS[name])
+    for option, value in (config_options or {}).items():
+        setattr(config, option, value)
     model = AutoModelForCausalLM.from_config(config, experts_implementation=implementation)
     model = model.float()
     for key, parameter in model.named_parameters():
@@ -64,8 +66,9 @@ def fill(model):
     return model
 
 
-def adapted(name="qwen3_moe", targets=BOTH, **options):
-    return fill(get_peft_model(build(name), config_of(targets, **options)))
+def adapted(name="qwen3_moe", targets=BOTH, config_options=None, **options):
+    model = build(name, config_options=config_options)
+    return fill(get_peft_model(model, config_of(targets, **options)))
 
 
 def eager(model):
