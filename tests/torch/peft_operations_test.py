@@ -136,7 +136,7 @@ def test_gradient_checkpointing(reentrant):
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "olmoe"])
-def test_a_routers_adapter_beside(name):
+def test_a_routers_adapter(name):
     model = adapted(name, [*BOTH, "mlp.gate.weight"])
     got = run(model)
     routers = [key for key in got if ".gate.lora_" in key]
@@ -144,7 +144,7 @@ def test_a_routers_adapter_beside(name):
     assert_same(got, run(eager(model)))
 
 
-def test_attentions_adapters_beside():
+def test_attentions_adapters():
     model = adapted(target_modules=["q_proj", "v_proj"])
     got = run(model)
     assert sum("q_proj" in key for key in got) == 4

@@ -1,33 +1,38 @@
 """PEFT's adapters of experts' weights in TileMoE's GEMMs; `tilemoe.peft` is the public module.
 
-PEFT wraps an experts module once per weight that it adapts, and each wrapper's forward activates its
-adapter around the forward of what it wraps, by a parametrization. Here the activation is replaced,
-and nothing else: the adapter's factors are set for the experts' forward, which passes those of
-both wrappers to one call of tilemoe.moe."""
+PEFT wraps an experts module once per weight that it adapts. Each wrapper's forward activates its
+adapter around the forward of what it wraps, by a parametrization. The activation is replaced: the
+adapter's factors are set for the experts' forward, which passes those of both wrappers to one call
+of tilemoe.moe. A model's targets are checked before it is wrapped, in a method that PEFT calls at
+that point. Nothing else of PEFT is changed."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..lora import MAX_RANK
-from . import expert_adapters
+from . import expert_adapters, peft_targets
 from .expert_adapters import Adapter
 from .transformers import experts_forward
 from .transformers_loop import dispatching_forward
 
+_OF_PEFT = "_replaced_by_tilemoe"
 _reported: set[str] = set()
 
 
 def register() -> None:
-    """Make PEFT's adapters of experts (`LoraConfig(target_parameters=...)`) part of TileMoE's GEMMs,
-    in every model whose experts implementation is TileMoE, also in models that are already wrapped.
+    """Compute PEFT's adapters of experts (`LoraConfig(target_parameters=...)`) in TileMoE's GEMMs,
+    in every model whose experts implementation is TileMoE, also if it is already wrapped.
 
     Nothing else of PEFT is changed. An adapter that TileMoE cannot compute is left to PEFT, which
-    makes the sum of weight and adapter at each call; a warning then names the reason, once.
+    makes the sum of weight and adapter at each call; a warning names the reason, once. Afterwards
+    a LoraConfig that means a weight of experts of which PEFT would make no adapter is refused with
+    a ValueError, which names the weight.
 
     Raises:
         ImportError: PEFT is not installed, or older than 0.21.
@@ -36,28 +41,49 @@ def register() -> None:
     try:
         import peft
         from peft.tuners.lora.layer import ParamWrapper
+        from peft.tuners.lora.model import LoraModel
     except ImportError as error:
         raise ImportError(needs) from error
-    if not hasattr(ParamWrapper, "get_delta_factors") or not hasattr(
-        ParamWrapper, "_activate_lora"
-    ):
+    used = (ParamWrapper, "_activate_lora"), (ParamWrapper, "get_delta_factors")  # 0.21's
+    used += ((LoraModel, "_prepare_model"),)
+    if not all(hasattr(owner, name) for owner, name in used):
         raise ImportError(f"{needs}, but peft is {peft.__version__}")
-    theirs = ParamWrapper._activate_lora
-    if hasattr(theirs, "of_peft"):
-        return
+    _replace_once(ParamWrapper, "_activate_lora", _activation)
+    _replace_once(LoraModel, "_prepare_model", _preparation)
+
+
+def _replace_once(owner: type, name: str, make: Callable) -> None:
+    theirs = getattr(owner, name)
+    if getattr(theirs, _OF_PEFT, None) is None:
+        ours = make(theirs)
+        setattr(ours, _OF_PEFT, theirs)
+        setattr(owner, name, ours)
+
+
+def _activation(theirs: Callable) -> Callable:
+    """ParamWrapper._activate_lora: `theirs`, unless TileMoE computes the adapter."""
 
     @contextmanager
     def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
         names = [name for name in active_adapters if name in self.lora_A]
-        if not names or not _is_fused(self, names):
-            with theirs(self, active_adapters):
-                yield
-            return
-        with _set_for_forward(self, names[0]):
+        is_fused = bool(names) and _is_fused(self, names)
+        with _set_for_forward(self, names[0]) if is_fused else theirs(self, active_adapters):
             yield
 
-    _activate_lora.of_peft = theirs  # type: ignore[attr-defined]
-    ParamWrapper._activate_lora = _activate_lora
+    return _activate_lora
+
+
+def _preparation(theirs: Callable) -> Callable:
+    """LoraModel._prepare_model: a check of the targets, then `theirs`."""
+
+    @wraps(theirs)
+    def _prepare_model(self: Any, config: Any, model: torch.nn.Module) -> None:
+        experts = {name: m for name, m in model.named_modules() if _is_computed_here(m)}
+        if experts:
+            peft_targets.check(config, model, experts)
+        theirs(self, config, model)
+
+    return _prepare_model
 
 
 @contextmanager
@@ -85,10 +111,10 @@ def _adapter(wrapper: Any, name: str) -> Adapter:
 
 
 def _is_fused(wrapper: Any, names: list[str]) -> bool:
-    """Whether TileMoE computes the active adapters `names`; if not, and they are of experts, reports
-    why."""
+    """Whether TileMoE computes the active adapters `names`. Reports why not, if they are of
+    experts."""
     experts = wrapper.get_base_layer()
-    if dispatching_forward(type(experts)) is None:
+    if not _is_experts(experts):
         return False  # a router's weight, for instance
     if reason := _why_not(wrapper, experts, names):
         _report(f"{_name(experts)}.{wrapper.parameter_name}", reason)
@@ -116,6 +142,15 @@ def _why_not(wrapper: Any, experts: torch.nn.Module, names: list[str]) -> str:
     if wrapper.lora_bias.get(name):
         return f"adapter {name} has a bias"
     return ""
+
+
+def _is_experts(module: torch.nn.Module) -> bool:
+    """Whether the module has transformers' experts interface."""
+    return hasattr(module, "has_gate") and dispatching_forward(type(module)) is not None
+
+
+def _is_computed_here(module: torch.nn.Module) -> bool:
+    return _is_experts(module) and _is_tilemoe(module.config._experts_implementation)
 
 
 def _is_tilemoe(implementation: str | None) -> bool:
