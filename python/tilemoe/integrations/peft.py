@@ -3,8 +3,8 @@
 PEFT wraps an experts module once per weight that it adapts. Each wrapper's forward activates its
 adapter around the forward of what it wraps, by a parametrization. The activation is replaced: the
 adapter's factors are set for the experts' forward, which passes those of both wrappers to one call
-of tilemoe.moe. A model's targets are checked before it is wrapped, in a method that PEFT calls at
-that point. Nothing else of PEFT is changed."""
+of tilemoe.moe. A model's targets are checked before it is wrapped, and saved factors are converted
+when they are loaded, in methods that PEFT calls at these points. Nothing else of PEFT is changed."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,48 +16,64 @@ import torch
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..lora import MAX_RANK
-from . import expert_adapters, peft_targets
+from . import expert_adapters, peft_layouts, peft_targets
 from .expert_adapters import Adapter
+from .peft_layouts import Roles
 from .transformers import experts_forward
 from .transformers_loop import dispatching_forward
 
-_OF_PEFT = "_replaced_by_tilemoe"
+_OURS = "_is_of_tilemoe"
+_ambiguous: Roles | None = None
 _reported: set[str] = set()
 
 
-def register() -> None:
+def register(*, ambiguous: Roles | None = None) -> None:
     """Compute PEFT's adapters of experts (`LoraConfig(target_parameters=...)`) in TileMoE's GEMMs,
     in every model whose experts implementation is TileMoE, also if it is already wrapped.
 
     Nothing else of PEFT is changed. An adapter that TileMoE cannot compute is left to PEFT, which
     makes the sum of weight and adapter at each call; a warning names the reason, once. Afterwards
     a LoraConfig that means a weight of experts of which PEFT would make no adapter is refused with
-    a ValueError, which names the weight.
+    a ValueError, which names the weight. Adapters of experts that PEFT before 0.19.1 or unsloth has
+    saved in another layout are converted when they are loaded, and are saved in PEFT's layout.
+
+    Args:
+        ambiguous: the roles of lora_A and lora_B in adapters of PEFT before 0.19.1, if the shapes
+            do not show them since in = out: "current" if lora_A has the width of the inputs,
+            "reversed" if it has that of the outputs. By default such an adapter is refused.
 
     Raises:
         ImportError: PEFT is not installed, or older than 0.21.
     """
+    if ambiguous not in (None, "current", "reversed"):
+        raise ValueError(
+            f"tilemoe.peft: ambiguous is {ambiguous!r}, expected None, 'current' or 'reversed'"
+        )
     needs = "tilemoe.peft needs PEFT 0.21 or newer"
     try:
         import peft
+        from peft.config import PeftConfigMixin
         from peft.tuners.lora.layer import ParamWrapper
         from peft.tuners.lora.model import LoraModel
     except ImportError as error:
         raise ImportError(needs) from error
-    used = (ParamWrapper, "_activate_lora"), (ParamWrapper, "get_delta_factors")  # 0.21's
-    used += ((LoraModel, "_prepare_model"),)
-    if not all(hasattr(owner, name) for owner, name in used):
+    replaced: list[tuple[type, str, Callable]] = [
+        (ParamWrapper, "_activate_lora", _activation),
+        (LoraModel, "_prepare_model", _preparation),
+        (LoraModel, "_remap_adapter_state_dict_for_load", _loading),
+        (PeftConfigMixin, "from_peft_type", _configuring),
+    ]
+    owned = [*replaced, (ParamWrapper, "get_delta_factors", None)]  # 0.21's
+    if not all(hasattr(owner, name) for owner, name, _ in owned):
         raise ImportError(f"{needs}, but peft is {peft.__version__}")
-    _replace_once(ParamWrapper, "_activate_lora", _activation)
-    _replace_once(LoraModel, "_prepare_model", _preparation)
-
-
-def _replace_once(owner: type, name: str, make: Callable) -> None:
-    theirs = getattr(owner, name)
-    if getattr(theirs, _OF_PEFT, None) is None:
-        ours = make(theirs)
-        setattr(ours, _OF_PEFT, theirs)
-        setattr(owner, name, ours)
+    global _ambiguous
+    _ambiguous = ambiguous
+    for owner, name, make in replaced:
+        theirs = getattr(owner, name)
+        if not hasattr(theirs, _OURS):
+            ours = make(theirs)
+            setattr(getattr(ours, "__func__", ours), _OURS, True)
+            setattr(owner, name, ours)
 
 
 def _activation(theirs: Callable) -> Callable:
@@ -84,6 +100,34 @@ def _preparation(theirs: Callable) -> Callable:
         theirs(self, config, model)
 
     return _prepare_model
+
+
+def _configuring(theirs: Callable) -> Any:
+    """PeftConfigMixin.from_peft_type: the entries of a layout, which no config class has, are kept
+    until the adapter is loaded."""
+
+    @wraps(theirs)
+    def from_peft_type(cls: type, **entries: Any) -> Any:
+        saved = peft_layouts.take_entries(entries)
+        config = theirs.__func__(cls, **entries)  # type: ignore[attr-defined]
+        peft_layouts.keep(config, saved)
+        return config
+
+    return classmethod(from_peft_type)
+
+
+def _loading(theirs: Callable) -> Any:
+    """LoraModel._remap_adapter_state_dict_for_load: the layout of PEFT, then `theirs`."""
+
+    @wraps(theirs)
+    def _remap_adapter_state_dict_for_load(
+        cls: type, model: Any, config: Any, adapter_name: str, state_dict: dict
+    ) -> dict:
+        state_dict = peft_layouts.converted(model, config, adapter_name, state_dict, _ambiguous)
+        args = model, config, adapter_name, state_dict
+        return theirs.__func__(cls, *args)  # type: ignore[attr-defined]
+
+    return classmethod(_remap_adapter_state_dict_for_load)
 
 
 @contextmanager
