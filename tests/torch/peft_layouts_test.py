@@ -16,7 +16,8 @@ import tilemoe.transformers
 from checks import refused
 from peft_support import E, W1, W2, adapted, build, tokens
 
-SQUARE = dict(hidden_size=32, intermediate_size=32, moe_intermediate_size=32)  # down_proj's in = out
+# down_proj's in = out
+SQUARE = dict(hidden_size=32, intermediate_size=32, moe_intermediate_size=32)
 GROUPED = "grouped_by_expert"
 
 

@@ -28,7 +28,8 @@ NEED = {
     "transformers": [
         "documentation_test.py::test_a_block",
         "documentation_test.py::test_a_model_of_transformers", "finetune_test.py",
-        "huggingface_test.py",
+        "huggingface_test.py", "peft_layouts_test.py", "peft_operations_test.py",
+        "peft_refusals_test.py", "peft_test.py",
         "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
         "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
@@ -36,6 +37,9 @@ NEED = {
         "transformers_test.py",
     ],  # fmt: skip
     "accelerate": ["finetune_test.py"],
+    "peft": [
+        "peft_layouts_test.py", "peft_operations_test.py", "peft_refusals_test.py", "peft_test.py",
+    ],
     "mypy": ["typing_test.py::test_a_type_checker_accepts_the_package_and_a_program_that_uses_it"],
     "tokenizers": [
         "pretrain_corpus_test.py::test_a_tokenizer_of_its_own_gives_the_text_back",

@@ -75,10 +75,11 @@ def lora_of(experts: nn.Module, first: str, moe: Callable) -> LoRA | None:
             "tilemoe.expert_parallel.moe has no lora="
         )
     adapters.are_read = True
-    one = adapters.by_weight.get(first)
-    two = adapters.by_weight.get("down_proj")
+    one, two = (adapters.by_weight.get(weight) for weight in (first, "down_proj"))
     return LoRA(
-        *(one[:2] if one else (None, None)),
-        *(two[:2] if two else (None, None)),
+        A1=one.A if one else None,
+        B1=one.B if one else None,
+        A2=two.A if two else None,
+        B2=two.B if two else None,
         scale=(one.scale if one else 1.0, two.scale if two else 1.0),
     )

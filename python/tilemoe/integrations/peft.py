@@ -3,8 +3,8 @@
 PEFT wraps an experts module once per weight that it adapts. Each wrapper's forward activates its
 adapter around the forward of what it wraps, by a parametrization. The activation is replaced: the
 adapter's factors are set for the experts' forward, which passes those of both wrappers to one call
-of tilemoe.moe. A model's targets are checked before it is wrapped, and saved factors are converted
-when they are loaded, in methods that PEFT calls at these points. Nothing else of PEFT is changed."""
+of tilemoe.moe. Methods that PEFT calls at these points check a model's targets before it is
+wrapped, and convert saved factors when they are loaded. Nothing else of PEFT is changed."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -165,7 +165,7 @@ def _is_fused(wrapper: Any, names: list[str]) -> bool:
     return not reason
 
 
-def _why_not(wrapper: Any, experts: torch.nn.Module, names: list[str]) -> str:
+def _why_not(wrapper: Any, experts: Any, names: list[str]) -> str:
     implementation = experts.config._experts_implementation
     if not _is_tilemoe(implementation):
         return f"its experts_implementation is {implementation!r}"
@@ -193,7 +193,7 @@ def _is_experts(module: torch.nn.Module) -> bool:
     return hasattr(module, "has_gate") and dispatching_forward(type(module)) is not None
 
 
-def _is_computed_here(module: torch.nn.Module) -> bool:
+def _is_computed_here(module: Any) -> bool:
     return _is_experts(module) and _is_tilemoe(module.config._experts_implementation)
 
 
