@@ -175,3 +175,27 @@ def test_an_unknown_layout_is_refused(tmp_path):
     saved(tmp_path)
     resave(tmp_path, expert_major, lora_B_layout="mixed")
     refused(ValueError, "lora_B of (gate_up|down)_proj is 'mixed'", load, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_transformers_own_loader(name, tmp_path):
+    want = saved(tmp_path, name)
+    model = build(name)
+    model.load_adapter(str(tmp_path))
+    assert torch.equal(logits(model), want)
+    resave(tmp_path, expert_major, lora_B_layout=GROUPED)
+    model = build(name)
+    model.load_adapter(str(tmp_path), "unsloths")
+    assert torch.equal(logits(model), want)
+    resave(tmp_path, reversed_roles)
+    refused(RuntimeError, "mismatch", build(name).load_adapter, str(tmp_path))
+
+
+def test_transformers_own_loader_of_ambiguous_roles(tmp_path):
+    want = square(tmp_path, peft_version="0.18.1", is_reversed=True)
+    model = build(config_options=SQUARE)
+    refused(ValueError, "ambiguous='reversed'", model.load_adapter, str(tmp_path))
+    tilemoe.peft.register(ambiguous="reversed")
+    model = build(config_options=SQUARE)
+    model.load_adapter(str(tmp_path))
+    assert torch.equal(logits(model), want)

@@ -49,12 +49,13 @@ def register(*, ambiguous: Roles | None = None) -> None:
         raise ValueError(
             f"tilemoe.peft: ambiguous is {ambiguous!r}, expected None, 'current' or 'reversed'"
         )
-    needs = "tilemoe.peft needs PEFT 0.21 or newer"
+    needs = "tilemoe.peft needs transformers 5.17 and PEFT 0.21 or newer"
     try:
         import peft
         from peft.config import PeftConfigMixin
         from peft.tuners.lora.layer import ParamWrapper
         from peft.tuners.lora.model import LoraModel
+        from transformers.integrations.peft import PeftAdapterMixin
     except ImportError as error:
         raise ImportError(needs) from error
     replaced: list[tuple[type, str, Callable]] = [
@@ -62,6 +63,7 @@ def register(*, ambiguous: Roles | None = None) -> None:
         (LoraModel, "_prepare_model", _preparation),
         (LoraModel, "_remap_adapter_state_dict_for_load", _loading),
         (PeftConfigMixin, "from_peft_type", _configuring),
+        (PeftAdapterMixin, "load_adapter", _loading_of_transformers),
     ]
     owned = [*replaced, (ParamWrapper, "get_delta_factors", None)]  # 0.21's
     if not all(hasattr(owner, name) for owner, name, _ in owned):
@@ -128,6 +130,21 @@ def _loading(theirs: Callable) -> Any:
         return theirs.__func__(cls, *args)  # type: ignore[attr-defined]
 
     return classmethod(_remap_adapter_state_dict_for_load)
+
+
+def _loading_of_transformers(theirs: Callable) -> Callable:
+    """load_adapter of transformers' models, which reads the file into the parameters itself."""
+
+    @wraps(theirs)
+    def load_adapter(
+        self: Any, peft_model_id: Any = None, adapter_name: Any = None, *args: Any, **named: Any
+    ) -> Any:
+        info = theirs(self, peft_model_id, adapter_name, *args, **named)
+        name = adapter_name or "default"
+        peft_layouts.convert_loaded(self, self.peft_config[name], name, _ambiguous)
+        return info
+
+    return load_adapter
 
 
 @contextmanager

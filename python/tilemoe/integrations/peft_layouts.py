@@ -44,6 +44,24 @@ def keep(config: Any, saved: Saved) -> None:
     setattr(config, _ATTRIBUTE, saved)
 
 
+def convert_loaded(
+    model: torch.nn.Module, config: Any, adapter: str, ambiguous: Roles | None
+) -> None:
+    """Convert an adapter's factors in place, after a loader that has copied those of a file.
+
+    The arguments are those of converted()."""
+    loaded = {
+        f"{name}.lora_{factor}.weight": getattr(module, f"lora_{factor}")[adapter].weight
+        for name, module in model.named_modules()
+        if adapter in getattr(module, "lora_B", ())
+        for factor in "AB"
+    }
+    with torch.no_grad():
+        for key, tensor in converted(model, config, adapter, loaded, ambiguous).items():
+            if tensor is not loaded[key]:
+                loaded[key].copy_(tensor)
+
+
 class _Pair(NamedTuple):
     """A wrapper's factors in a state dict."""
 
@@ -81,9 +99,11 @@ def converted(
     is_reversed = _are_reversed(pairs, adapter, state_dict, saved, ambiguous)
     state_dict = dict(state_dict)
     for wrapper, key_A, key_B in pairs:
-        E = wrapper.num_experts
+        E, is_expert_major = wrapper.num_experts, _is_expert_major(saved, wrapper.parameter_name)
+        if not is_reversed and not is_expert_major:
+            continue
         A = state_dict[key_A].unflatten(0, (E, -1))  # (E, r, in)
-        if _is_expert_major(saved, wrapper.parameter_name):
+        if is_expert_major:
             B = state_dict[key_B].unflatten(1, (E, -1)).transpose(1, 2)
         else:
             B = state_dict[key_B].unflatten(1, (-1, E))  # (out, r, E)
