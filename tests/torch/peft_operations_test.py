@@ -186,3 +186,42 @@ def test_ranks_of_the_pattern_are_used():
         if "lora_A" in key
     }
     assert ranks == {3, 12} and RANK not in ranks
+
+
+def trained(model, folder, resume=None):
+    """-> the losses of six steps of Trainer, with a checkpoint after the third."""
+    from transformers import Trainer, TrainingArguments
+
+    data = [{"input_ids": row, "labels": row} for row in tokens()]
+    arguments = TrainingArguments(
+        folder, max_steps=6, per_device_train_batch_size=3, learning_rate=3e-2, logging_steps=1,
+        save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, gradient_checkpointing=True,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=data)
+    trainer.train(resume_from_checkpoint=resume)
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_trainer(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    reference = adapted()
+    reference.set_experts_implementation("eager")
+    want = trained(reference, tmp_path / "eager")
+    with nothing_materialised(monkeypatch):
+        got = trained(adapted(), tmp_path / "tilemoe")
+        checkpoint = tmp_path / "tilemoe" / "checkpoint-3"
+        resumed = trained(adapted(), tmp_path / "resumed", str(checkpoint))
+    assert len(got) == 6 and got == pytest.approx(want, rel=1e-4) and got[5] < got[0] - 0.05
+    assert resumed == pytest.approx(got, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_compile_into_one_graph(name):
+    model = adapted(name)
+    want = run(model)  # finds the experts' form
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    model.zero_grad()
+    compiled(input_ids=tokens(), labels=tokens()).loss.backward()
+    got = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert_same(got, {name: tensor for name, tensor in want.items() if name != "loss"})

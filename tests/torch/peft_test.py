@@ -55,3 +55,37 @@ def test_no_gradient_of_a_frozen_weight_is_computed():
         name for args in seen for bit, name in enumerate(OUTPUTS) if args[-1] & 1 << bit
     }
     assert computed == {"dX", "ds", "A1", "B1", "A2", "B2"}
+
+
+def expert_major(adapter, wrapper, name):
+    B = wrapper.lora_B[name].weight.unflatten(1, (wrapper.num_experts, -1)).transpose(0, 1)
+    return adapter._replace(B=B)
+
+
+FAULTS = {
+    "B is read as expert-major": expert_major,
+    "the next expert's factors": lambda adapter, *_: adapter._replace(
+        A=adapter.A.roll(1, 0), B=adapter.B.roll(1, 0)
+    ),
+    "the scale is applied twice": lambda adapter, *_: adapter._replace(scale=adapter.scale**2),
+    "no scale": lambda adapter, *_: adapter._replace(scale=1.0),
+    "A is not trained": lambda adapter, *_: adapter._replace(A=adapter.A.detach()),
+    "B is not trained": lambda adapter, *_: adapter._replace(B=adapter.B.detach()),
+    "no adapter": lambda adapter, *_: adapter._replace(B=adapter.B * 0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("weight", ["gate_up_proj", "down_proj"])
+def test_the_comparison_notices_a_fault(fault, weight, monkeypatch):
+    real = tilemoe.integrations.peft._adapter
+
+    def faulty(wrapper, name):
+        adapter, is_meant = real(wrapper, name), wrapper.parameter_name == weight
+        return FAULTS[fault](adapter, wrapper, name) if is_meant else adapter
+
+    model = adapted()
+    want = run(eager(model))
+    monkeypatch.setattr(tilemoe.integrations.peft, "_adapter", faulty)
+    with pytest.raises(AssertionError):
+        assert_same(run(model), want, limit=1e-3)

@@ -38,6 +38,7 @@ NEED = {
     ],  # fmt: skip
     "accelerate": ["finetune_test.py"],
     "peft": [
+        "documentation_test.py::test_a_model_of_transformers",
         "peft_layouts_test.py", "peft_operations_test.py", "peft_refusals_test.py", "peft_test.py",
     ],
     "mypy": ["typing_test.py::test_a_type_checker_accepts_the_package_and_a_program_that_uses_it"],
