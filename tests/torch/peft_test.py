@@ -1,6 +1,8 @@
 """PEFT's adapters of experts by TileMoE, against PEFT's own around `eager` experts in float64."""
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -12,6 +14,7 @@ from checks import Calls
 from peft_support import (
     CONFIGS, W1, W2, adapted, assert_same, eager, nothing_materialised, run, train,
 )  # fmt: skip
+from transformers_support import relative_error
 
 OUTPUTS = GRADIENTS + FACTORS  # of experts_lora_backward, in the order of the bits of `wanted`
 
@@ -55,6 +58,48 @@ def test_no_gradient_of_a_frozen_weight_is_computed():
         name for args in seen for bit, name in enumerate(OUTPUTS) if args[-1] & 1 << bit
     }
     assert computed == {"dX", "ds", "A1", "B1", "A2", "B2"}
+
+
+def test_factors_written_without_a_new_version():
+    """FSDP-2, DeepSpeed and writes to .data change a parameter's values, but not its version."""
+    model = adapted()
+    before = run(model)
+    for key, parameter in model.named_parameters():
+        if "experts.lora_B" in key:
+            version = parameter._version
+            parameter.data.neg_()
+            assert parameter._version == version
+    want = run(eager(model))
+    assert relative_error(want["loss"], before["loss"].double()) > 1e-3
+    assert_same(run(model), want)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the operators for whose result the host would wait on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function._opname in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"):
+            self.seen.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_the_host_reads_no_value(name):
+    model = adapted(name)
+    run(model)  # finds the experts' form
+    experts = model.base_model.model.model.layers[0].mlp.experts
+    x = torch.randn(5, 24, requires_grad=True)
+    ids, weights = torch.tensor([[0, 2, 5]] * 5), torch.rand(5, 3, requires_grad=True)
+    with _Reads() as reads:
+        experts(x, ids, weights).sum().backward()
+    assert reads.seen == []
+    with _Reads() as reads:
+        x.sum().item()
+    assert reads.seen == ["_local_scalar_dense"]
 
 
 def expert_major(adapter, wrapper, name):

@@ -7,8 +7,7 @@ of tilemoe.moe. Methods that PEFT calls at these points check a model's targets 
 wrapped, and convert saved factors when they are loaded. Nothing else of PEFT is changed."""
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -81,14 +80,34 @@ def register(*, ambiguous: Roles | None = None) -> None:
 def _activation(theirs: Callable) -> Callable:
     """ParamWrapper._activate_lora: `theirs`, unless TileMoE computes the adapter."""
 
-    @contextmanager
-    def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
+    @wraps(theirs)
+    def _activate_lora(self: Any, active_adapters: list[str]) -> Any:
         names = [name for name in active_adapters if name in self.lora_A]
-        is_fused = bool(names) and _is_fused(self, names)
-        with _set_for_forward(self, names[0]) if is_fused else theirs(self, active_adapters):
-            yield
+        experts = _innermost(self)
+        if names and _is_fused(self, experts, names):
+            return _Activation(experts, self.parameter_name, _adapter(self, names[0]))
+        return theirs(self, active_adapters)
 
     return _activate_lora
+
+
+class _Activation:
+    """A context in which the forward of `experts` must read the adapter of a weight. (contextmanager
+    would take the host 10 us longer.)"""
+
+    def __init__(self, experts: torch.nn.Module, weight: str, adapter: Adapter) -> None:
+        self.experts, self.weight, self.adapter = experts, weight, adapter
+
+    def __enter__(self) -> None:
+        self.adapters = expert_adapters.put(self.experts, self.weight, self.adapter)
+
+    def __exit__(self, kind: type | None, *_: Any) -> None:
+        expert_adapters.remove(self.experts, self.weight)
+        if kind is None and not self.adapters.are_read:
+            raise RuntimeError(
+                f"tilemoe.peft: the adapter of {self.weight} was not used: the forward of "
+                f"{_name(self.experts)} did not call TileMoE"
+            )
 
 
 def _preparation(theirs: Callable) -> Callable:
@@ -147,34 +166,29 @@ def _loading_of_transformers(theirs: Callable) -> Callable:
     return load_adapter
 
 
-@contextmanager
-def _set_for_forward(wrapper: Any, name: str) -> Iterator[None]:
-    experts, weight = wrapper.get_base_layer(), wrapper.parameter_name
-    adapters = expert_adapters.put(experts, weight, _adapter(wrapper, name))
-    try:
-        yield
-        if not adapters.are_read:
-            raise RuntimeError(
-                f"tilemoe.peft: the adapter of {weight} was not used: the forward of "
-                f"{_name(experts)} did not call TileMoE"
-            )
-    finally:
-        expert_adapters.remove(experts, weight)
-
-
 def _adapter(wrapper: Any, name: str) -> Adapter:
     """The adapter's factors, as views of PEFT's parameters: A's rows are expert * r + rank, B's
-    columns rank * E + expert."""
+    columns rank * E + expert.
+
+    They are packed anew in each call. A cache could not know when to: FSDP-2 gathers a parameter
+    into the same tensor after each step without a new version, and writes to .data have none."""
     A, B, E = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight, wrapper.num_experts
     A = A.view(E, -1, A.shape[1])
     B = B.view(B.shape[0], -1, E).permute(2, 0, 1)
     return Adapter(A, B, wrapper.scaling[name])
 
 
-def _is_fused(wrapper: Any, names: list[str]) -> bool:
+def _innermost(wrapper: Any) -> Any:
+    """The module in all wrappers. (get_base_layer() takes ten times as long.)"""
+    module = wrapper
+    while (inner := module._modules.get("base_layer")) is not None:
+        module = inner
+    return module
+
+
+def _is_fused(wrapper: Any, experts: Any, names: list[str]) -> bool:
     """Whether TileMoE computes the active adapters `names`. Reports why not, if they are of
     experts."""
-    experts = wrapper.get_base_layer()
     if not _is_experts(experts):
         return False  # a router's weight, for instance
     if reason := _why_not(wrapper, experts, names):
