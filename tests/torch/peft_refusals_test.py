@@ -10,15 +10,13 @@ pytest.importorskip("peft", reason="peft is not installed")
 
 from peft import LoraConfig, get_peft_model
 
-import tilemoe.expert_parallel
 import tilemoe.peft
 import tilemoe.transformers
 from checks import refused
 from peft_support import (
     BOTH, W1, W2, adapted, assert_same, build, config_of, eager, fill, nothing_materialised, run,
 )  # fmt: skip
-from tilemoe.integrations import expert_adapters, peft_targets
-from tilemoe.integrations.transformers import computed
+from tilemoe.integrations import peft_targets
 
 THEIRS = tilemoe.integrations.peft
 
@@ -114,18 +112,6 @@ def test_adapters_that_a_forward_would_not_use(monkeypatch):
     monkeypatch.setattr(THEIRS, "_is_fused", lambda *args: True)
     refused(RuntimeError, "Qwen3MoeExperts did not call TileMoE", run, model)
     assert not hasattr(experts, "_tilemoe_adapters")
-
-
-def test_expert_parallelism_refuses_adapters():
-    model = adapted()
-    wrapper = wrappers(model)[0]
-    experts = wrapper.get_base_layer()
-    x, ids, weights = torch.randn(5, 24), torch.zeros(5, 1, dtype=torch.int64), torch.ones(5, 1)
-    expert_adapters.put(experts, "down_proj", THEIRS._adapter(wrapper, "default"))
-    refused(
-        NotImplementedError, "down_proj: tilemoe.expert_parallel.moe has no lora=", computed,
-        tilemoe.expert_parallel.moe, experts, x, ids, weights,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Adapters of an experts module during one forward: set around it, read by its implementation."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .. import functional
 from ..lora import LoRA
 
 _ATTRIBUTE = "_tilemoe_adapters"
@@ -17,6 +15,7 @@ class Adapter(NamedTuple):
     A: Tensor
     B: Tensor
     scale: float
+    sharded: Any = None  # the weight, if it is a DTensor outside of the forward
 
 
 class Adapters:
@@ -52,30 +51,32 @@ def remove(experts: nn.Module, weight: str) -> None:
         delattr(experts, _ATTRIBUTE)
 
 
-def lora_of(experts: nn.Module, first: str, moe: Callable) -> LoRA | None:
-    """Read the module's adapters, as an argument of `moe`.
+def lora_of(
+    experts: nn.Module, first: str, W1: Tensor, W2: Tensor, same_batch: Any = None
+) -> LoRA | None:
+    """Read the module's adapters, as an argument of `tilemoe.moe`.
 
     Args:
         experts: the module.
         first: the name of W1.
-        moe: the function that will compute the experts.
+        W1, W2: its weights (E, 2n or n, d) and (E, d, n), those of this rank's experts.
+        same_batch: the group of the ranks that have this rank's tokens; None: not known.
 
     Returns:
         None if no adapter is set.
 
     Raises:
-        NotImplementedError: `moe` takes no adapters.
+        NotImplementedError: ranks have parts of weights for which adapters are not supported.
     """
     adapters = getattr(experts, _ATTRIBUTE, None)
     if adapters is None:
         return None
-    if moe is not functional.moe:
-        raise NotImplementedError(
-            f"tilemoe cannot compute adapters of {', '.join(adapters.by_weight)}: "
-            "tilemoe.expert_parallel.moe has no lora="
-        )
     adapters.are_read = True
     one, two = (adapters.by_weight.get(weight) for weight in (first, "down_proj"))
+    if one is not None and one.sharded is not None:
+        one = _of_this_rank(one, first, W1, same_batch)
+    if two is not None and two.sharded is not None:
+        two = _of_this_rank(two, "down_proj", W2, same_batch)
     return LoRA(
         A1=one.A if one else None,
         B1=one.B if one else None,
@@ -83,3 +84,9 @@ def lora_of(experts: nn.Module, first: str, moe: Callable) -> LoRA | None:
         B2=two.B if two else None,
         scale=(one.scale if one else 1.0, two.scale if two else 1.0),
     )
+
+
+def _of_this_rank(adapter: Adapter, name: str, W: Tensor, same_batch: Any) -> Adapter:
+    from .sharded_adapters import of_this_rank
+
+    return of_this_rank(adapter, name, W, same_batch)

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..lora import MAX_RANK
@@ -85,7 +86,11 @@ def _activation(theirs: Callable) -> Callable:
         names = [name for name in active_adapters if name in self.lora_A]
         experts = _innermost(self)
         if names and _is_fused(self, experts, names):
-            return _Activation(experts, self.parameter_name, _adapter(self, names[0]))
+            adapter = _adapter(self, names[0])
+            weight = experts._parameters.get(self.parameter_name)  # unless it is parametrized
+            if isinstance(weight, DTensor):  # each rank has a part of it
+                adapter = adapter._replace(sharded=weight)
+            return _Activation(experts, self.parameter_name, adapter)
         return theirs(self, active_adapters)
 
     return _activate_lora

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -93,6 +94,7 @@ def experts_forward(
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
+    same_batch: Any = None,
 ) -> torch.Tensor:
     """hidden_states (T, d), top_k_index (T, K), top_k_weights (T, K) -> (T, d).
 
@@ -100,7 +102,7 @@ def experts_forward(
     to the output and gets no gradient.
     """
     here = narrowed_to_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
-    return computed(functional.moe, self, hidden_states, *here)
+    return computed(functional.moe, self, hidden_states, *here, same_batch)
 
 
 def computed(
@@ -109,10 +111,11 @@ def computed(
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
+    same_batch: Any = None,
     **options,
 ) -> torch.Tensor:
     """Calls `moe` (tilemoe.moe or tilemoe.expert_parallel.moe) with the tokens, the module's
-    weights and the options."""
+    weights and the options. same_batch: the group of the ranks that have these tokens, if known."""
     refuse_quantized(experts)
     form = form_of(experts)
     first = "gate_up_proj" if experts.has_gate else "up_proj"
@@ -124,7 +127,7 @@ def computed(
         W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
     if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
         b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
-    lora = lora_of(experts, first, moe)
+    lora = lora_of(experts, first, W1, W2, same_batch)
     if lora is not None:
         options["lora"] = lora
     # A norm in float32 may precede experts in 16 bits; the weights' type decides, and the result

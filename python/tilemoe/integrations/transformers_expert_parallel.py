@@ -32,7 +32,7 @@ class TileMoEEP(EPImplementation):
 
     def _forward(self, *args: Tensor) -> Tensor:
         """Computes the experts for any experts_implementation of the model."""
-        return experts_forward(self.experts, *args)
+        return experts_forward(self.experts, *args, self.tp_mesh.get_group())
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states (T, d), top_k_index (T, K) of all experts, top_k_weights (T, K) -> (T, d)."""
@@ -47,6 +47,7 @@ class TileMoEEP(EPImplementation):
             x,
             ids,
             weights,
+            self.tp_mesh.get_group(),
             group=self.ep_mesh.get_group(),
             rank_tokens=rank_tokens,
             capacity_factor=factor,
