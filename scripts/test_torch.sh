@@ -4,9 +4,9 @@
 #
 #   scripts/test_torch.sh [--all] [options of pytest]
 #
-# --all adds the long tests, the newest torch and transformers, torchtitan's models, the source
-# distribution, the folder for the kernel hub, and the wheel on a system without a compiler; warnings
-# are errors. The first time downloads 2.1 GB for each torch.
+# --all adds the long tests, the newest torch, transformers, PEFT and TRL, torchtitan's models, the
+# source distribution, the folder for the kernel hub, and the wheel on a system without a compiler;
+# warnings are errors. The first time downloads 2.1 GB for each torch.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
@@ -60,9 +60,10 @@ require_torch -newest
 say "testing the wheel with the newest torch"
 test_wheel .venv-torch-newest newest-torch \
   "$root"/tests/torch/{loading,operators,functional,pretrain_fsdp}_test.py "$@"
-say "testing the wheel with the newest transformers"
+say "testing the wheel with the newest transformers, PEFT and TRL"
 OMP_NUM_THREADS=1 test_wheel .venv-torch-newest newest-transformers \
-  "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py "$@"
+  "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py \
+  "$root"/tests/torch/peft_{,distributed_,operations_,trl_}test.py "$@"
 
 # torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,
 # are the other environment's.
