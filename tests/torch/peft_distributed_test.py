@@ -1,6 +1,6 @@
-"""PEFT's adapters of experts in two processes (gloo), with FSDP-2 and with expert parallelism, against
-PEFT's own around `eager` experts in float64 in one process. Run by torch.distributed.run it is the
-worker of its own test."""
+"""PEFT's adapters of experts in two processes (gloo), with FSDP-2 and with expert parallelism,
+against PEFT's own around `eager` experts in float64 in one process. Run by torch.distributed.run it
+is the worker of its own test."""
 
 import os
 import sys
@@ -71,11 +71,15 @@ def compared(got, want):
 
 def fsdp(folder):
     """Each rank has a batch of its own. FSDP takes the mean of the gradients."""
-    model = adapted()
-    for layer in model.base_model.model.model.layers:
-        fully_shard(layer)
-    fully_shard(model)
-    compared(trained(model, [dist.get_rank()], mean_loss), trained(eager(adapted()), [0, 1]))
+    want = trained(eager(adapted()), [0, 1])
+    for are_apart in (False, True):  # experts gathered separately from their adapters
+        model = adapted()
+        for layer in model.base_model.model.model.layers:
+            if are_apart:
+                fully_shard(layer.mlp.experts.get_base_layer())
+            fully_shard(layer)
+        fully_shard(model)
+        compared(trained(model, [dist.get_rank()], mean_loss), want)
 
 
 def loaded(folder, targets=BOTH, **parallelism):

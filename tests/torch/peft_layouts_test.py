@@ -105,10 +105,10 @@ def square(folder, **entries):
 @pytest.mark.parametrize("version", ["0.18.1", "0.19.0", "absent"])
 def test_ambiguous_roles_are_refused_unless_given(version, tmp_path):
     want = square(tmp_path, peft_version=version, is_reversed=True)
-    refused(ValueError, "ambiguous='reversed'", load, tmp_path, config_options=SQUARE)
-    tilemoe.peft.register(ambiguous="reversed")
+    refused(ValueError, "ambiguous_roles='reversed'", load, tmp_path, config_options=SQUARE)
+    tilemoe.peft.register(ambiguous_roles="reversed")
     assert torch.equal(logits(load(tmp_path, config_options=SQUARE)), want)
-    tilemoe.peft.register(ambiguous="current")
+    tilemoe.peft.register(ambiguous_roles="current")
     assert not torch.equal(logits(load(tmp_path, config_options=SQUARE)), want)
 
 
@@ -118,8 +118,8 @@ def test_newer_versions_are_not_ambiguous(version, tmp_path):
     assert torch.equal(logits(load(tmp_path, config_options=SQUARE)), want)
 
 
-def test_ambiguous_is_checked():
-    refused(ValueError, "'old', expected None", tilemoe.peft.register, ambiguous="old")
+def test_ambiguous_roles_are_checked():
+    refused(ValueError, "'old', expected None", tilemoe.peft.register, ambiguous_roles="old")
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_transformers_own_loader(name, tmp_path):
 def test_transformers_own_loader_of_ambiguous_roles(tmp_path):
     want = square(tmp_path, peft_version="0.18.1", is_reversed=True)
     model = build(config_options=SQUARE)
-    refused(ValueError, "ambiguous='reversed'", model.load_adapter, str(tmp_path))
-    tilemoe.peft.register(ambiguous="reversed")
+    refused(ValueError, "ambiguous_roles='reversed'", model.load_adapter, str(tmp_path))
+    tilemoe.peft.register(ambiguous_roles="reversed")
     model = build(config_options=SQUARE)
     model.load_adapter(str(tmp_path))
     assert torch.equal(logits(model), want)

@@ -151,6 +151,49 @@ def test_attentions_adapters():
     assert_same(got, run(eager(model)))
 
 
+def test_frozen_adapters_pass_gradients_on(monkeypatch):
+    """Experts' adapters in inference below attention's, which are trained."""
+    model = adapted(target_modules=["q_proj", "v_proj"])
+    for key, parameter in model.named_parameters():
+        if "experts" in key:
+            parameter.requires_grad_(False)
+    want = run(eager(model))
+    assert len(want) == 9 and not any("experts" in key for key in want)
+    with nothing_materialised(monkeypatch):
+        assert_same(run(model), want)
+
+
+class _Half(torch.nn.Module):
+    def forward(self, W):
+        return W / 2
+
+
+def test_a_parametrized_weight():
+    """As bitsandbytes has them."""
+    model = adapted()
+    before = run(model)["loss"]
+    for layer in model.base_model.model.model.layers:
+        experts = layer.mlp.experts.get_base_layer()
+        torch.nn.utils.parametrize.register_parametrization(experts, "down_proj", _Half())
+        experts.parametrizations.down_proj.original.requires_grad_(False)
+    want = run(eager(model))
+    assert relative_error(want["loss"], before.double()) > 1e-3
+    assert_same(run(model), want)
+
+
+def test_generate(monkeypatch):
+    model = adapted().eval()
+    ids, options = tokens()[:, :3], dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    want = eager(model).generate(ids, **options)
+    with nothing_materialised(monkeypatch), model.disable_adapter():
+        assert not torch.equal(model.generate(ids, **options), want)
+    with nothing_materialised(monkeypatch):
+        assert torch.equal(model.generate(ids, **options), want)
+    with torch.inference_mode():
+        assert torch.equal(model.generate(ids, **options), want)
+    run(model)  # training after inference
+
+
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
 def test_autocast(name):
     """Every token goes to every expert, so that no router's rounding selects another one."""

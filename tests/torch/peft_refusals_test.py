@@ -64,8 +64,10 @@ def test_two_active_adapters():
     left_to_peft(model, "2 adapters are active: default, other")
 
 
-def test_a_rank_over_the_limit():
-    model = adapted(rank_pattern={W2: 257})
+@pytest.mark.parametrize("weight", [W1, W2])
+def test_a_rank_over_the_limit(weight):
+    """Of one wrapper: the other one's adapter remains in the GEMMs."""
+    model = adapted(rank_pattern={weight: 257})
     left_to_peft(model, "the rank 257 of adapter default is over 256", weights=1)
 
 

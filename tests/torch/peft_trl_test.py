@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, which makes PEFT's adapters itself, with TileMoE's experts and with `eager` ones."""
+"""TRL's SFTTrainer, which makes PEFT's adapters itself: TileMoE's experts against `eager` ones."""
 
 import pytest
 
@@ -32,9 +32,9 @@ def losses(implementation, folder):
     words = ["a mixture", "of experts", "routes tokens", "to", "some of them"]
     rows = [{"prompt": first, "completion": second} for first in words for second in words]
     options = SFTConfig(
-        str(folder), max_steps=6, per_device_train_batch_size=4, learning_rate=3e-2, logging_steps=1,
-        report_to=[], use_cpu=True, bf16=False, disable_tqdm=True, save_strategy="no", max_length=24,
-        gradient_checkpointing=True,
+        str(folder), max_steps=6, per_device_train_batch_size=4, learning_rate=3e-2,
+        logging_steps=1, report_to=[], use_cpu=True, bf16=False, disable_tqdm=True,
+        save_strategy="no", max_length=24, gradient_checkpointing=True,
     )  # fmt: skip
     trainer = SFTTrainer(
         build(implementation=implementation), options, train_dataset=Dataset.from_list(rows),

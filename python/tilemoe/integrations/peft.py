@@ -12,9 +12,9 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from ..distributed.dtensor import is_dtensor
 from ..lora import MAX_RANK
 from . import expert_adapters, peft_layouts, peft_targets
 from .expert_adapters import Adapter
@@ -23,31 +23,34 @@ from .transformers import experts_forward
 from .transformers_loop import dispatching_forward
 
 _OURS = "_is_of_tilemoe"
-_ambiguous: Roles | None = None
+_ambiguous_roles: Roles | None = None
 _reported: set[str] = set()
 
 
-def register(*, ambiguous: Roles | None = None) -> None:
-    """Compute PEFT's adapters of experts (`LoraConfig(target_parameters=...)`) in TileMoE's GEMMs,
-    in every model whose experts implementation is TileMoE, also if it is already wrapped.
+def register(*, ambiguous_roles: Roles | None = None) -> None:
+    """Compute PEFT's adapters of experts (`LoraConfig(target_parameters=...)`) in TileMoE's GEMMs.
 
-    Nothing else of PEFT is changed. An adapter that TileMoE cannot compute is left to PEFT, which
-    makes the sum of weight and adapter at each call; a warning names the reason, once. Afterwards
-    a LoraConfig that means a weight of experts of which PEFT would make no adapter is refused with
-    a ValueError, which names the weight. Adapters of experts that PEFT before 0.19.1 or unsloth has
-    saved in another layout are converted when they are loaded, and are saved in PEFT's layout.
+    This applies to every model whose experts implementation is TileMoE, also to models that PEFT
+    has wrapped before. Everything else remains PEFT's. If TileMoE cannot compute an adapter, PEFT
+    does, by the sum of weight and adapter at each call, and a warning gives the reason once.
+
+    A LoraConfig is checked before adapters are made: if it names a weight of experts of which PEFT
+    would make no adapter, a ValueError names that weight. Adapters of experts that were saved in
+    another layout, by PEFT before 0.19.1 or by unsloth, are converted when they are loaded.
 
     Args:
-        ambiguous: the roles of lora_A and lora_B in adapters of PEFT before 0.19.1, if the shapes
-            do not show them since in = out: "current" if lora_A has the width of the inputs,
-            "reversed" if it has that of the outputs. By default such an adapter is refused.
+        ambiguous_roles: the roles of lora_A and lora_B in adapters of PEFT before 0.19.1 whose
+            shapes do not show them, because in = out: "current" if lora_A has the width of the
+            inputs, "reversed" if it has that of the outputs. None: such adapters are refused.
 
     Raises:
         ImportError: PEFT is not installed, or older than 0.21.
+        ValueError: ambiguous_roles is none of these.
     """
-    if ambiguous not in (None, "current", "reversed"):
+    if ambiguous_roles not in (None, "current", "reversed"):
         raise ValueError(
-            f"tilemoe.peft: ambiguous is {ambiguous!r}, expected None, 'current' or 'reversed'"
+            f"tilemoe.peft: ambiguous_roles is {ambiguous_roles!r}, expected None, 'current' or "
+            "'reversed'"
         )
     needs = "tilemoe.peft needs transformers 5.17 and PEFT 0.21 or newer"
     try:
@@ -68,8 +71,8 @@ def register(*, ambiguous: Roles | None = None) -> None:
     owned = [*replaced, (ParamWrapper, "get_delta_factors", None)]  # 0.21's
     if not all(hasattr(owner, name) for owner, name, _ in owned):
         raise ImportError(f"{needs}, but peft is {peft.__version__}")
-    global _ambiguous
-    _ambiguous = ambiguous
+    global _ambiguous_roles
+    _ambiguous_roles = ambiguous_roles
     for owner, name, make in replaced:
         theirs = getattr(owner, name)
         if not hasattr(theirs, _OURS):
@@ -88,7 +91,7 @@ def _activation(theirs: Callable) -> Callable:
         if names and _is_fused(self, experts, names):
             adapter = _adapter(self, names[0])
             weight = experts._parameters.get(self.parameter_name)  # unless it is parametrized
-            if isinstance(weight, DTensor):  # each rank has a part of it
+            if weight is not None and is_dtensor(weight):  # each rank has a part of it
                 adapter = adapter._replace(sharded=weight)
             return _Activation(experts, self.parameter_name, adapter)
         return theirs(self, active_adapters)
@@ -97,8 +100,8 @@ def _activation(theirs: Callable) -> Callable:
 
 
 class _Activation:
-    """A context in which the forward of `experts` must read the adapter of a weight. (contextmanager
-    would take the host 10 us longer.)"""
+    """A context in which the forward of `experts` must read the adapter of a weight. (With
+    contextmanager, the host would take 10 us longer.)"""
 
     def __init__(self, experts: torch.nn.Module, weight: str, adapter: Adapter) -> None:
         self.experts, self.weight, self.adapter = experts, weight, adapter
@@ -149,8 +152,8 @@ def _loading(theirs: Callable) -> Any:
     def _remap_adapter_state_dict_for_load(
         cls: type, model: Any, config: Any, adapter_name: str, state_dict: dict
     ) -> dict:
-        state_dict = peft_layouts.converted(model, config, adapter_name, state_dict, _ambiguous)
-        args = model, config, adapter_name, state_dict
+        given = model, config, adapter_name
+        args = *given, peft_layouts.converted(*given, state_dict, _ambiguous_roles)
         return theirs.__func__(cls, *args)  # type: ignore[attr-defined]
 
     return classmethod(_remap_adapter_state_dict_for_load)
@@ -165,7 +168,7 @@ def _loading_of_transformers(theirs: Callable) -> Callable:
     ) -> Any:
         info = theirs(self, peft_model_id, adapter_name, *args, **named)
         name = adapter_name or "default"
-        peft_layouts.convert_loaded(self, self.peft_config[name], name, _ambiguous)
+        peft_layouts.convert_loaded(self, self.peft_config[name], name, _ambiguous_roles)
         return info
 
     return load_adapter

@@ -45,7 +45,7 @@ def keep(config: Any, saved: Saved) -> None:
 
 
 def convert_loaded(
-    model: torch.nn.Module, config: Any, adapter: str, ambiguous: Roles | None
+    model: torch.nn.Module, config: Any, adapter: str, ambiguous_roles: Roles | None
 ) -> None:
     """Convert an adapter's factors in place, after a loader that has copied those of a file.
 
@@ -57,7 +57,7 @@ def convert_loaded(
         for factor in "AB"
     }
     with torch.no_grad():
-        for key, tensor in converted(model, config, adapter, loaded, ambiguous).items():
+        for key, tensor in converted(model, config, adapter, loaded, ambiguous_roles).items():
             if tensor is not loaded[key]:
                 loaded[key].copy_(tensor)
 
@@ -75,7 +75,7 @@ def converted(
     config: Any,
     adapter: str,
     state_dict: dict[str, Tensor],
-    ambiguous: Roles | None,
+    ambiguous_roles: Roles | None,
 ) -> dict[str, Tensor]:
     """Convert the factors of experts to PEFT's layout.
 
@@ -84,7 +84,8 @@ def converted(
         config: the adapter's LoraConfig.
         adapter: its name.
         state_dict: tensors by their names in a saved adapter.
-        ambiguous: the roles of lora_A and lora_B if neither shapes nor PEFT's version show them.
+        ambiguous_roles: the roles of lora_A and lora_B if neither the shapes nor PEFT's version
+            show them; None: refuse the adapter.
 
     Returns:
         A state dict with the same names.
@@ -96,7 +97,7 @@ def converted(
     if not pairs:
         return state_dict
     saved = getattr(config, _ATTRIBUTE, None)
-    is_reversed = _are_reversed(pairs, adapter, state_dict, saved, ambiguous)
+    is_reversed = _are_reversed(pairs, adapter, state_dict, saved, ambiguous_roles)
     state_dict = dict(state_dict)
     for wrapper, key_A, key_B in pairs:
         E, is_expert_major = wrapper.num_experts, _is_expert_major(saved, wrapper.parameter_name)
@@ -148,7 +149,7 @@ def _are_reversed(
     adapter: str,
     state_dict: dict[str, Tensor],
     saved: Saved | None,
-    ambiguous: Roles | None,
+    ambiguous_roles: Roles | None,
 ) -> bool:
     roles: set[Roles] = {"current", "reversed"}
     for pair in pairs:
@@ -162,14 +163,14 @@ def _are_reversed(
         return roles == {"reversed"}
     if saved is None or _is_current(saved.version):  # not from a file, or from a newer one
         return False
-    if ambiguous is None:
+    if ambiguous_roles is None:
         raise ValueError(
             f"tilemoe.peft: adapter {adapter} was saved by PEFT {saved.version or 'before 0.18'}, "
-            f"whose layout of {pairs[0].key_A} depends on the version, and its shape "
-            "does not show it since in = out: call tilemoe.peft.register(ambiguous='reversed') if "
-            "lora_A has the outputs' width, else register(ambiguous='current')"
+            f"whose layout of {pairs[0].key_A} depends on the version, and the shapes do not show "
+            "it, because in = out: call tilemoe.peft.register(ambiguous_roles='reversed') if "
+            "lora_A has the outputs' width, else register(ambiguous_roles='current')"
         )
-    return ambiguous == "reversed"
+    return ambiguous_roles == "reversed"
 
 
 def _is_current(version: str | None) -> bool:
