@@ -54,9 +54,7 @@ def test_no_gradient_of_a_frozen_weight_is_computed():
         run(model)
     seen = [args for name, args in calls.seen if name.startswith("experts_lora_backward")]
     assert len(seen) == len([name for name, _ in calls.seen if name == "experts_lora"]) == 2
-    computed = {
-        name for args in seen for bit, name in enumerate(OUTPUTS) if args[-1] & 1 << bit
-    }
+    computed = {name for args in seen for bit, name in enumerate(OUTPUTS) if args[-1] & 1 << bit}
     assert computed == {"dX", "ds", "A1", "B1", "A2", "B2"}
 
 
