@@ -28,6 +28,7 @@ from peft_support import (
 
 HAS_INTERFACE = hasattr(DistributedConfig, "ep_implementation")  # of 5.23
 STEPS = 3
+NAMES = ["qwen3_moe", "gpt_oss"]
 
 
 def whole(tensor):
@@ -82,13 +83,13 @@ def fsdp(folder):
         compared(trained(model, [dist.get_rank()], mean_loss), want)
 
 
-def loaded(folder, targets=BOTH, **parallelism):
+def loaded(folder, name="qwen3_moe", targets=BOTH, **parallelism):
     model = AutoModelForCausalLM.from_pretrained(
-        folder, experts_implementation="tilemoe", dtype=torch.float32,
+        folder / name, experts_implementation="tilemoe", dtype=torch.float32,
         distributed_config=DistributedConfig(**parallelism),
     )  # fmt: skip
     if HAS_INTERFACE:  # PEFT makes no adapter of W2 while the plan of tensor parallelism names it
-        del model.tp_plan["model.layers.*.mlp.experts.down_proj"]
+        model.tp_plan.pop("model.layers.*.mlp.experts.down_proj", None)
     return fill(get_peft_model(model, config_of(targets)))
 
 
@@ -97,9 +98,10 @@ def one_batch(folder):
     how = dict(enable_expert_parallel=True)
     if HAS_INTERFACE:
         how = dict(ep_size=2, ep_implementation="tilemoe")
-    model = loaded(folder, tp_size=2, **how)
-    assert model.base_model.model.model.layers[0].mlp.experts.get_base_layer().num_experts == 3
-    compared(trained(model, [0]), trained(eager(adapted()), [0]))
+    for name in NAMES:
+        model = loaded(folder, name, tp_size=2, **how)
+        assert model.base_model.model.model.layers[0].mlp.experts.get_base_layer().num_experts == 3
+        compared(trained(model, [0]), trained(eager(adapted(name)), [0]))
 
 
 def own_batches(folder):
@@ -109,7 +111,7 @@ def own_batches(folder):
 
 
 def tensor_parallelism(folder):
-    model = loaded(folder, [W1], tp_size=2)  # PEFT refuses W2's
+    model = loaded(folder, targets=[W1], tp_size=2)  # PEFT refuses W2's
     message = "parts of each expert's gate_up_proj .* use expert parallelism, not tensor"
     refused(NotImplementedError, message, run, model)
 
@@ -138,7 +140,8 @@ def worker(folder):
 
 def test_two_processes_equal_one(tmp_path):
     tilemoe.transformers.register()
-    build().save_pretrained(tmp_path)
+    for name in NAMES:
+        build(name).save_pretrained(tmp_path / name)
     job = start(*launcher.python(2), __file__, tmp_path, timeout=None, OMP_NUM_THREADS="1")
     assert job.returncode == 0, job.stdout + job.stderr
     for scenario in SCENARIOS:

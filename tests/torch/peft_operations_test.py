@@ -1,5 +1,6 @@
 """What remains PEFT's around experts that TileMoE computes: scales, selecting, merging, saving."""
 
+import copy
 import warnings
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
 
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model, inject_adapter_in_model
+from transformers import NemotronHConfig
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 import tilemoe.peft
 import tilemoe.transformers
@@ -161,6 +164,32 @@ def test_frozen_adapters_pass_gradients_on(monkeypatch):
     assert len(want) == 9 and not any("experts" in key for key in want)
     with nothing_materialised(monkeypatch):
         assert_same(run(model), want)
+
+
+def test_experts_without_a_gate(monkeypatch):
+    """Those of Nemotron-H, which have up_proj."""
+    config = NemotronHConfig(hidden_size=24, moe_intermediate_size=16, n_routed_experts=E)
+    config._experts_implementation = "tilemoe"
+    model = torch.nn.Sequential(NemotronHExperts(config))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    fill(inject_adapter_in_model(config_of(["0.up_proj", "0.down_proj"]), model))
+    x, ids, weights = torch.randn(7, 24), torch.randint(E, (7, 2)), torch.rand(7, 2)
+
+    def gradients(model):
+        (experts,) = model
+        dtype = next(model.parameters()).dtype
+        out = experts(x.to(dtype), ids, weights.to(dtype))
+        factors = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        found = torch.autograd.grad(out.square().sum(), factors.values())
+        return {"out": out.detach()} | dict(zip(factors, found, strict=True))
+
+    reference = copy.deepcopy(model).double()
+    reference[0].get_base_layer().config._experts_implementation = "eager"
+    want = gradients(reference)
+    assert len(want) == 5
+    with nothing_materialised(monkeypatch):
+        assert_same(gradients(model), want)
 
 
 class _Half(torch.nn.Module):
