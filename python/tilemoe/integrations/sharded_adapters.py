@@ -1,9 +1,9 @@
 """Adapters of experts that are spread over ranks. Each rank has the whole parameters of PEFT, reads
 those of its own experts, and gets their gradients.
 
-Ranks with the same batch get the sum of their gradients, as no data parallelism covers these ranks.
-Ranks with different batches get what data parallelism (DDP, FSDP) makes of theirs: its mean over
-the ranks is the gradient of the mean loss, since an expert's rank computes the tokens of all."""
+Ranks with the same batch get the sum of their gradients here, as no data parallelism covers them.
+Ranks with different batches leave theirs to data parallelism: the mean over ranks is the gradient
+of the mean loss, since the rank of an expert computes the tokens of all ranks."""
 
 from typing import Any
 
