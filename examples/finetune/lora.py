@@ -242,8 +242,8 @@ def sequences(args):
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         ids = torch.tensor(tokenizer(text.decode(errors="replace"), verbose=False).input_ids)
     rows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
-    if (least := VALIDATION + args.batch) > len(rows):
-        sys.exit(f"error: the text has {len(rows)} sequences of {args.length} tokens, not {least}")
+    if (needed := VALIDATION + args.batch) > len(rows):
+        sys.exit(f"error: the text has {len(rows)} sequences of {args.length} tokens, not {needed}")
     every = len(rows) // VALIDATION
     is_validation = torch.arange(len(rows)) % every == every - 1
     of = lambda some: [{"input_ids": row, "labels": row} for row in some]  # the model shifts labels

@@ -1,17 +1,31 @@
-"""README's block of PyTorch runs on a GPU as it stands there. Run by --device cuda."""
+"""README's block of PyTorch, and that of fine-tuning, run on a GPU as they stand there. Run by --device
+cuda."""
 
 import pathlib
 import re
+
+import pytest
 
 from checks import python
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+def learns(block, on_gpu):
+    """The block runs, ends with what is asserted of it, and its three losses fall."""
+    out = python("-c", f"{block}\nassert {on_gpu}\n")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2], out
+
+
 def test_readmes_block():
     section = (ROOT / "README.md").read_text().split("\n## PyTorch\n")[1].split("\n## ")[0]
     block = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
-    on_gpu = "\nassert out.is_cuda and {p.device.type for p in moe.parameters()} == {'cuda'}\n"
-    out = python("-c", block + on_gpu)
-    losses = [float(loss) for loss in re.findall(r"loss (\S+),", out)]
-    assert len(losses) == 3 and losses[0] > losses[1] > losses[2], out
+    learns(block, "out.is_cuda and {p.device.type for p in moe.parameters()} == {'cuda'}")
+
+
+def test_the_block_of_finetuning():
+    pytest.importorskip("peft", reason="peft is not installed")
+    page = (ROOT / "docs" / "finetuning.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    learns(block, "{p.device.type for p in model.parameters()} == {'cuda'}")

@@ -21,12 +21,12 @@ BLOCKS = [
     for page, text in PAGES.items()
     for block, printed in re.findall(r"```python\n(.*?)```\n(?:```\n(.*?)```)?", text, re.DOTALL)
 ]
-OF_TRANSFORMERS = [block for block in BLOCKS if "experts_implementation" in block[1]]
+OF_TRANSFORMERS = [block for block in BLOCKS if ".from_pretrained(" in block[1]]
 ALONE = [block for block in BLOCKS if block not in OF_TRANSFORMERS]
 
 
 def test_the_pages_have_their_blocks():
-    assert {"README.md", "docs/pytorch.md"} <= {page for page, *_ in ALONE}
+    assert {"README.md", "docs/finetuning.md", "docs/pytorch.md"} <= {page for page, *_ in ALONE}
     assert {"README.md", "docs/transformers.md"} <= {page for page, *_ in OF_TRANSFORMERS}
     assert sum(bool(printed) for _, _, printed in ALONE) >= 1
     ten_lines = PYTORCH.split("## Ten lines that work\n")[1].split("\n## ")[0]
@@ -37,8 +37,9 @@ def test_the_pages_have_their_blocks():
 def test_a_block(page, block, printed, capsys, monkeypatch):
     # A page shows the CPU's output, also on a machine with a GPU: cuda_documentation_test.py.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if "transformers import" in block:
-        pytest.importorskip("transformers", reason="transformers is not installed")
+    for package in ("transformers", "peft"):
+        if re.search(rf"^(from|import) .*\b{package}\b", block, re.MULTILINE):
+            pytest.importorskip(package, reason=f"{package} is not installed")
     names = {}
     exec(compile(block, page, "exec"), names)
     if "out" in names:

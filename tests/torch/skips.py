@@ -27,18 +27,21 @@ NEED = {
     "torchtitan": ["torchtitan_test.py", "torchtitan_models_test.py", "torchtitan_trainer_test.py"],
     "transformers": [
         "documentation_test.py::test_a_block",
-        "documentation_test.py::test_a_model_of_transformers", "finetune_test.py",
-        "huggingface_test.py", "peft_distributed_test.py", "peft_layouts_test.py",
-        "peft_operations_test.py", "peft_refusals_test.py", "peft_test.py",
+        "documentation_test.py::test_a_model_of_transformers", "finetune_lora_test.py",
+        "finetune_test.py", "huggingface_test.py", "peft_distributed_test.py",
+        "peft_layouts_test.py", "peft_operations_test.py", "peft_refusals_test.py", "peft_test.py",
         "pretrain_trained_test.py::test_an_exported_run_is_loaded_and_is_the_same",
         "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
         "transformers_forms_test.py", "transformers_models_test.py", "transformers_routers_test.py",
         "transformers_test.py",
     ],  # fmt: skip
-    "accelerate": ["finetune_test.py"],
+    "accelerate": ["finetune_lora_test.py", "finetune_test.py"],
     "peft": [
-        "documentation_test.py::test_a_model_of_transformers", "peft_distributed_test.py",
+        "cuda_documentation_test.py::test_the_block_of_finetuning",
+        "documentation_test.py::test_a_block",
+        "documentation_test.py::test_a_model_of_transformers", "finetune_lora_test.py",
+        "peft_distributed_test.py",
         "peft_layouts_test.py", "peft_operations_test.py", "peft_refusals_test.py", "peft_test.py",
     ],  # fmt: skip
     "trl": ["peft_trl_test.py"],
