@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """Write the table of docs/finetuning.md: the models whose adapters can be trained in 12 to 80 GB.
 
-  python3 benchmarks/finetune_memory.py                    # the whole table: some minutes
-  python3 benchmarks/finetune_memory.py --check OLMoE-1B-7B   # status 1 if this row is another one
+  python3 benchmarks/finetune_memory.py    # some minutes
 
-The numbers are computed, by the plan of examples/finetune/lora.py, and nothing is loaded.
+The numbers are computed by the plan of examples/finetune/lora.py; nothing is downloaded or loaded.
 """
 
 import argparse
@@ -23,15 +22,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "examples" / "finetune"))
 import lora  # noqa: E402
 
+import tilemoe.peft  # noqa: E402
+import tilemoe.transformers  # noqa: E402
+
 PAGE = ROOT / "docs" / "finetuning.md"
 START, END = "<!-- memory: written by benchmarks/finetune_memory.py -->\n", "\n<!-- end -->"
 CARDS = (12, 16, 24, 48, 80)  # GB, which cards count as GiB
-SEQUENCES = (1, 2, 4, 8, 16)
-LENGTH = 2048
-HEADER = (
-    "model | parameters, billions | weights | adapters, gradients, AdamW | activations | "
-    + " | ".join(f"{card} GB" for card in CARDS)
-)
+STEPS = ((1, 512), (1, 1024), (1, 2048), (2, 2048), (4, 2048), (8, 2048), (16, 2048))
+COLUMNS = ("model", "parameters, billions", "weights", "adapters, gradients, AdamW", "activations")
 
 # As in the config.json of each model's repository; sizes that are not named are the class's own.
 MODELS = {
@@ -58,54 +56,51 @@ MODELS = {
 }  # fmt: skip
 
 
-def memory(config, sequences):
-    args = lora.arguments(
-        ["--model", "computed", "--batch", str(sequences), "--length", str(LENGTH)]
-    )
-    return lora.step_memory(config, args, checkpointing=True)
+def memory(name, sequences=1, length=2048):
+    """-> {what: bytes} of a step with checkpointing."""
+    words = f"--model {name} --batch {sequences} --length {length}".split()
+    return lora.step_memory(MODELS[name], lora.arguments(words), checkpointing=True)
 
 
 def row(name):
-    """A line of the table. A step needs more with each sequence, so the first that is too much for
-    the largest card is the last."""
-    parts = {}
-    for sequences in SEQUENCES:
-        parts[sequences] = memory(MODELS[name], sequences)
-        if parts[sequences]["peak"] > lora.USABLE * CARDS[-1] * 2**30:
+    """A line of the table. More tokens need more memory, so the first step that is too large for the
+    largest card is the last one tried."""
+    peaks = {}
+    for sequences, length in STEPS:
+        parts = memory(name, sequences, length)
+        peaks[sequences * length] = parts["peak"]
+        if parts["peak"] > usable(CARDS[-1]):
             break
-    weights, adapters, activations = (
-        parts[1][what] / 2**30 for what in ("weights", "adapters", "activations")
-    )
-    cells = [name, f"{parts[1]['weights'] / 2e9:.1f}"]
-    cells += [f"{size:.1f}" for size in (weights, 4 * adapters, activations)]
+    parts = memory(name)
+    sizes = parts["weights"], 4 * parts["adapters"], parts["activations"]
+    cells = [name, f"{parts['weights'] / 2e9:.1f}", *(f"{size / 2**30:.1f}" for size in sizes)]
     for card in CARDS:
-        enough = [s for s in parts if parts[s]["peak"] <= lora.USABLE * card * 2**30]
-        cells.append(str(max(enough)) if enough else "no")
-    return f"| {' | '.join(cells)} |"
+        tokens = [tokens for tokens, peak in peaks.items() if peak <= usable(card)]
+        cells.append(str(max(tokens, default="no")))
+    return cells
+
+
+def usable(card):
+    return lora.USABLE * card * 2**30
 
 
 def table():
-    rows = [f"| {HEADER} |", f"|{' --- |' * (HEADER.count('|') + 1)}", *map(row, MODELS)]
-    versions = {"transformers": transformers, "PEFT": peft, "torch": torch}
-    said = ", ".join(
-        f"{name} {module.__version__.partition('+')[0]}" for name, module in versions.items()
-    )
-    return "\n".join([*rows, "", f"Computed with {said}."])
+    columns = [*COLUMNS, *(f"{card} GB" for card in CARDS)]
+    lines = [columns, ["---"] * len(columns), *map(row, MODELS)]
+    packages = {"transformers": transformers, "PEFT": peft, "torch": torch}
+    versions = [f"{name} {package.__version__.split('+')[0]}" for name, package in packages.items()]
+    lines = [f"| {' | '.join(cells)} |" for cells in lines]
+    return "\n".join([*lines, "", f"Computed with {', '.join(versions)}."])
 
 
 def main():
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", metavar="MODEL", choices=MODELS, help="compare one row")
-    args = parser.parse_args()
-    lora.tilemoe.transformers.register()
-    lora.tilemoe.peft.register()
-    made = row(args.check) if args.check else table()
-    before, _, rest = PAGE.read_text().partition(START)
-    present, _, after = rest.partition(END)
-    if args.check is None:
-        PAGE.write_text(before + START + made + END + after)
-    elif made not in present.splitlines():
-        sys.exit(f"{PAGE}: expected {made}")
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    tilemoe.transformers.register()
+    tilemoe.peft.register()
+    made = table()
+    before, rest = PAGE.read_text().split(START)
+    after = rest.split(END)[1]
+    PAGE.write_text(before + START + made + END + after)
 
 
 if __name__ == "__main__":

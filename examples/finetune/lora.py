@@ -6,8 +6,8 @@ and its experts, with PEFT, transformers' Trainer and TileMoE, on one GPU or a C
     python examples/finetune/lora.py --model allenai/OLMoE-1B-7B-0924 --text my.txt
 
 Without --model the model is random, tiny and reads bytes: nothing is downloaded, and a CPU takes
-half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, with the
-same bits. The folder --output gets the adapters in PEFT's format and a picture of the loss.
+half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, on a CPU
+with the same bits. --output gets the adapters in PEFT's format, and a picture of the loss.
 """
 
 import argparse
@@ -382,7 +382,7 @@ def run(args):
 def main(argv=None):
     try:
         return run(arguments(argv))
-    except (OSError, torch.OutOfMemoryError) as why:
+    except (NotImplementedError, OSError, torch.OutOfMemoryError) as why:
         sys.exit(f"error: {why}")
 
 
