@@ -38,7 +38,7 @@ try:
     import tilemoe.peft
     import tilemoe.transformers
 except ImportError as missing:
-    sys.exit(f"error: {missing} (pip install 'tilemoe[peft]' installs all that is needed)")
+    sys.exit(f"error: {missing} (pip install '.[peft]' installs all that is needed)")
 
 DICTIONARY = Path("/usr/share/dictd/gcide.dict.dz")  # English, of Debian's package dict-gcide
 DOCS = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))

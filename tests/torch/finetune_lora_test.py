@@ -302,5 +302,5 @@ def test_what_is_refused(tmp_path, whole, capsys):
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(SystemExit, match=r"error: .*peft.* \(pip install 'tilemoe\[peft\]'"):
+    with pytest.raises(SystemExit, match=r"error: .*peft.* \(pip install '\.\[peft\]'"):
         runpy.run_path(str(EXAMPLE))
