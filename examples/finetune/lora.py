@@ -265,9 +265,9 @@ def checkpoint(args):
     if not found or not record.exists():
         sys.exit(f"error: --resume: {args.output} has no run with a checkpoint")
     saved = json.loads(record.read_text())
-    for name in own:
-        if saved[name] != own[name]:
-            what = f"{name} {saved[name]}, not {own[name]}"
+    for name, value in own.items():
+        if saved.get(name) != value:
+            what = f"{name} {saved.get(name)}, not {value}"
             sys.exit(f"error: --resume: the run in {args.output} has {what}")
     number, folder = max((int(path.name.partition("-")[2]), path) for path in found)
     if number >= args.steps:
@@ -300,11 +300,8 @@ class Progress(TrainerCallback):
             now, step = time.monotonic(), state.global_step
             each = (now - self.at) / (step - self.step)
             left = each * (state.max_steps - step)
-            print(
-                f"step {step}/{state.max_steps}   loss {logs['loss']:.3f}   "
-                f"{self.tokens / each:,.0f} tokens/s   {left:.0f} s left",
-                flush=True,
-            )
+            speed = f"{self.tokens / each:,.0f} tokens/s   {left:.0f} s left"
+            print(f"step {step}/{state.max_steps}   loss {logs['loss']:.3f}   {speed}", flush=True)
             self.at, self.step = now, step
             if not math.isfinite(logs["loss"]):
                 sys.exit("error: the loss is not finite; try a smaller --learning-rate")
@@ -361,7 +358,8 @@ def run(args):
     )  # fmt: skip
     how._n_gpu = min(how.n_gpu, 1)  # of several GPUs Trainer would use all, by DataParallel
     progress = Progress(args.batch * args.length)
-    trainer = Trainer(model, how, None, training, validation, callbacks=[progress])
+    data = dict(train_dataset=training, eval_dataset=validation)
+    trainer = Trainer(model, how, **data, callbacks=[progress])
     trainer.remove_callback(PrinterCallback)
     numbers = signal.SIGINT, signal.SIGTERM
     handlers = {number: signal.signal(number, progress.stop) for number in numbers}
@@ -384,6 +382,8 @@ def main(argv=None):
         return run(arguments(argv))
     except (NotImplementedError, OSError, torch.OutOfMemoryError) as why:
         sys.exit(f"error: {why}")
+    except KeyboardInterrupt:  # before the first step
+        return 130
 
 
 if __name__ == "__main__":
