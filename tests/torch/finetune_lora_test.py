@@ -23,7 +23,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, OlmoeConfig, Qwen3Config, Qwen3MoeConfig, set_seed
 
-import tilemoe
+import tilemoe.peft
+import tilemoe.transformers
 from checks import Calls, same_bits
 from finetune_test import save_tokenizer
 from peak_memory_test import allocations, live_sums
@@ -39,6 +40,12 @@ TEXT = ROOT / "docs" / "decisions.md"
 SHORT = ["--steps", 40, "--save-every", 10, "--batch", 4, "--text", TEXT]
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    tilemoe.transformers.register()
+    tilemoe.peft.register()
 
 
 @pytest.fixture(autouse=True)
@@ -171,9 +178,9 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
 # ---------------------------------------------------------------- memory
 
 SIZED = Qwen3MoeConfig(
-    vocab_size=2048, hidden_size=128, intermediate_size=256, moe_intermediate_size=96,
+    vocab_size=256, hidden_size=128, intermediate_size=256, moe_intermediate_size=96,
     num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    num_experts=16, num_experts_per_tok=4,
+    num_experts=16, num_experts_per_tok=8,
 )  # fmt: skip
 SLACK = 3 * MIB  # the CPU's partial sums
 
@@ -190,7 +197,7 @@ def test_the_plan_is_what_torch_allocates(checkpointing):
     trained = [p for p in model.parameters() if p.requires_grad]
     frozen = [p for p in model.parameters() if not p.requires_grad]
     optimizer = torch.optim.AdamW(trained)
-    ids = torch.randint(0, 2048, (4, 256))
+    ids = torch.randint(0, 256, (4, 256))
 
     def step():
         model(input_ids=ids, labels=ids).loss.backward()
