@@ -285,6 +285,7 @@ tilemoe_status tilemoe_packed_lora_bind(const tilemoe_experts* experts,
 tilemoe_status tilemoe_pack_lora(const tilemoe_experts* experts, const tilemoe_pack_lora_args* args,
                                  tilemoe_packed_lora* packed) {
   return guarded("tilemoe_pack_lora", [&] {
+    tilemoe::read_struct("packed", packed);  // its size, before the memory is written
     tilemoe::write_struct("packed", packed, tilemoe::pack_lora(experts, args));
   });
 }

@@ -1,4 +1,5 @@
 // Low-rank adapters: each argument of packing wrong, and of forward and backward with adapters.
+#include <cstring>
 #include <limits>
 
 #include "arguments_layer_problem.h"
@@ -60,6 +61,8 @@ struct LoraPass : Pass<kBackward, kSplit> {
 
 template <bool kSplit = false>
 struct Packing : LoraPass<false, kSplit> {
+  // Other bytes than those that a refused call must not write.
+  Packing() { std::memset(this->packing.memory, 0x5a, this->packing.bytes); }
   const char* function() const { return "tilemoe_pack_lora"; }
   tilemoe_status call() { return tilemoe_pack_lora(experts_pointer, args_pointer, &this->lora); }
   const tilemoe_experts* experts_pointer = &this->experts;
