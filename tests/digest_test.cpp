@@ -34,6 +34,7 @@ TEST(Digest, DistinguishesBitsAndPlaces) {
 TEST(Digest, IsOfEveryInputAndOutput) {
   Case one = *find_case("calibration-relu/float16");
   one.addend = one.accumulate_dW = true;
+  one.lora.gate = 16, one.lora.down = 8;
   const Inputs inputs = make_inputs(one, 1);
   Problem problem(inputs);
   problem.run();
@@ -67,10 +68,12 @@ TEST(Digest, IsOfEveryInputAndOutput) {
   with([](Inputs& of) { of.dW_before.W2.back() += 1; });
   with([](Inputs& of) { of.dW_before.b1.back() += 1; });
   with([](Inputs& of) { of.dW_before.b2.back() += 1; });
+  with([](Inputs& of) { of.lora.A1.back() += 1; });
+  with([](Inputs& of) { of.lora.B2.back() += 1; });
   with([](Inputs& of) { of.scores.back() += 1; });
   with([](Inputs& of) { of.tokens.back() += 1; });
   with([](Inputs& of) { of.experts.back() += 1; });
-  EXPECT_EQ(hashes.size(), 16u);
+  EXPECT_EQ(hashes.size(), 18u);
 }
 
 TEST(Digest, DoesNotSeeHowATensorLies) {

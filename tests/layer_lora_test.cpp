@@ -39,7 +39,7 @@ TEST_P(LayerLora, BOfZerosGivesTheBitsWithoutAdapters) {
 
 std::vector<Case> bit_cases() {
   return named_cases({"lora", "lora-W1-only", "lora-W2-only", "lora-plain", "lora-interleaved",
-                      "lora-split", "lora-split-up-only-transposed", "lora-transposed",
+                      "lora-split", "lora-up-only-transposed", "lora-transposed",
                       "lora-column-blocks", "lora-two-calls", "lora-parts", "lora-grouped"},
                      {"float32", "bfloat16", "float16"});
 }
@@ -150,7 +150,7 @@ std::vector<Case> merged_cases() {
   std::vector<Case> cases =
       named_cases({"lora", "lora-W1-only", "lora-W2-only", "lora-plain", "lora-plain-transposed",
                    "lora-transposed", "lora-interleaved", "lora-interleaved-transposed",
-                   "lora-split", "lora-split-gate-only", "lora-split-up-only-transposed",
+                   "lora-split", "lora-split-gate-only", "lora-up-only-transposed",
                    "lora-split-transposed", "lora-column-blocks", "lora-general", "lora-grouped"},
                   {"float32"});
   for (Case& one : cases) {

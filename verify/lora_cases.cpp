@@ -64,7 +64,7 @@ std::vector<Case> lora_cases() {
              c.gate_layout = GateLayout::kSplit, ranks(c, 16, 0, 8);
              c.accumulate_dW = c.float32_dW = true;
            }),
-      vary("lora-split-up-only-transposed", shape,
+      vary("lora-up-only-transposed", shape,
            [&](Case& c) {
              c.gate_layout = GateLayout::kSplit, ranks(c, 0, 16, 0);
              transpose(c), c.lora.transposed = true;
@@ -84,7 +84,7 @@ std::vector<Case> lora_cases() {
            [&](Case& c) {
              c.d = 200, c.column_blocks = 3, c.dH_over_H = c.addend = c.padded = true;
            }),
-      vary("lora-column-blocks-transposed", shape,
+      vary("lora-blocks-transposed", shape,
            [&](Case& c) { c.d = 200, c.column_blocks = 2, transpose(c), c.biases = true; }),
       vary("lora-two-calls", shape,
            [](Case& c) { c.in_two_calls = c.addend = c.biases = c.reduced = true; }),

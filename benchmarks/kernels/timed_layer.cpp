@@ -232,7 +232,8 @@ void TimedLayer::backward(StepObserver* observer) {
   args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
-  const tilemoe_backward_args c_args = args.to_c(all, dweights, {});
+  const tilemoe_lora dlora = args.dlora.to_c();
+  const tilemoe_backward_args c_args = args.to_c(all, dweights, dlora);
   tilemoe::backward(&experts, &c_args, observer);
   observed(observer, step::router_backward, [&] {
     router_backward({.scoring = scoring_of(case_),

@@ -1,5 +1,5 @@
-// What a CTA of lora_output_gradient.cu does: a slice of the columns of dOut, which is dO or dH, for
-// some rows of one expert (row_chunks.h).
+// A CTA of lora_output_gradient.cu has a slice of the columns of dOut, which is dO or dH, for some
+// rows of one expert (row_chunks.h).
 //
 // 16 rows at a time are copied to shared memory, some steps ahead of the MMAs. Each warp multiplies
 // its own columns of them twice: by B for the slice's part of Q, and as the sum over rows for dB,
