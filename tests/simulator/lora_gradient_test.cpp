@@ -87,16 +87,22 @@ class Problem {
   }
 
   void expect_outputs() {
-    expect("dA", *dA_, c_.dA, [&](int64_t row, int64_t i, int64_t j) {
-      return Q_.at(row, i) * input_.at(rows_.source_of(row, c_.gathers_input), j);
-    });
-    for (size_t p = 0; p < dB_.size(); ++p)
-      expect("dB", *dB_[p], c_.dB[p], [&](int64_t row, int64_t i, int64_t j) {
-        const double score = c_.gathers_input ? 1 : rows_.score.at({row, 0, 0});
-        const double P = verify::round_to(static_cast<DType>(c_.dtype),
-                                          static_cast<float>(kScale * score) * P_.at(row, j));
-        return dOut_.at(rows_.source_of(row, !c_.gathers_input), first(p) + i) * P;
-      });
+    const auto input = [&](int64_t row, int64_t j) {
+      return input_.at(rows_.source_of(row, c_.gathers_input), j);
+    };
+    const auto Q = [&](int64_t row, int64_t i) { return Q_.at(row, i); };
+    const auto P = [&](int64_t row, int64_t j) {
+      const double score = c_.gathers_input ? 1 : rows_.score.at({row, 0, 0});
+      return verify::round_to(static_cast<DType>(c_.dtype),
+                              static_cast<float>(kScale * score) * P_.at(row, j));
+    };
+    expect("dA", *dA_, c_.dA, kInputWidth, sums_over_rows(c_.rank, kInputWidth, Q, input));
+    for (size_t p = 0; p < dB_.size(); ++p) {
+      const auto dOut = [&](int64_t row, int64_t i) {
+        return dOut_.at(rows_.source_of(row, !c_.gathers_input), first(p) + i);
+      };
+      expect("dB", *dB_[p], c_.dB[p], c_.rank, sums_over_rows(kColumns, c_.rank, dOut, P));
+    }
   }
 
  private:
@@ -124,15 +130,32 @@ class Problem {
     tensor.fill(
         [&](const Index& i) { return !gathered && i[0] >= rows_.M ? NAN : whole(i, salt, range); });
   }
-  template <class Value>
-  void expect(const char* name, PlacedTensor& out, const Output& kind, const Value& product) {
+  // Sums of left(row, i) * right(row, j) over each expert's rows: (E, m, n). Each element is read
+  // once per row, since the reading takes longer than the product.
+  template <class Left, class Right>
+  std::vector<double> sums_over_rows(int64_t m, int64_t n, const Left& left,
+                                     const Right& right) const {
+    std::vector<double> sums(static_cast<size_t>(rows_.E * m * n));
+    std::vector<double> of_right(static_cast<size_t>(n));
+    for (int64_t row = 0; row < rows_.M; ++row) {
+      for (int64_t j = 0; j < n; ++j) of_right[static_cast<size_t>(j)] = right(row, j);
+      double* sum = sums.data() + rows_.expert_of(row) * m * n;
+      for (int64_t i = 0; i < m; ++i) {
+        const double of_left = left(row, i);
+        for (const double factor : of_right) *sum++ += of_left * factor;
+      }
+    }
+    return sums;
+  }
+  // `sums` (E, rows, columns), added to what `out` has.
+  void expect(const char* name, PlacedTensor& out, const Output& kind, int64_t columns,
+              const std::vector<double>& sums) {
+    const int64_t rows = static_cast<int64_t>(sums.size()) / (rows_.E * columns);
     out.expect(
         name, [&](const Index&) { return kind.wanted; },
         [&](const Index& i) {
-          double sum = c_.accumulate ? out.at(i) : 0;
-          for (int64_t row = rows_.begin(i[0]); row < rows_.end(i[0]); ++row)
-            sum += product(row, i[1], i[2]);
-          return sum;
+          return sums[static_cast<size_t>((i[0] * rows + i[1]) * columns + i[2])] +
+                 (c_.accumulate ? out.at(i) : 0);
         });
   }
 

@@ -89,7 +89,8 @@ TEST_P(PackLora, TakesAnyStridesAndTypes) {
     }
 }
 
-TEST_P(PackLora, TakesSizesOfManyAndOfFewElements) {
+// Of one dtype, since sizes do not depend on it.
+TEST(PackLoraSizes, OfManyAndOfFewElements) {
   simulate("sm80");
   for (const Index& shape : {Index{1, 1, 1}, Index{1, 8, 8}, Index{2, 8, 5000}, Index{2, 5000, 8},
                              Index{70, 80, 8}, Index{2, 256, 72}, Index{1, 16, 1}})
@@ -97,7 +98,7 @@ TEST_P(PackLora, TakesSizesOfManyAndOfFewElements) {
       for (const Strides& to : {kStrides[0], kStrides[1], kStrides[3]}) {
         SCOPED_TRACE(testing::Message() << from.name << " to " << to.name << " of " << shape[0]
                                         << ", " << shape[1] << ", " << shape[2]);
-        run(GetParam(), {{shape, &from, &to, TILEMOE_FLOAT32, 0.5f}});
+        run(TILEMOE_BFLOAT16, {{shape, &from, &to, TILEMOE_FLOAT32, 0.5f}});
       }
 }
 
