@@ -100,23 +100,42 @@ class BestK {
   int64_t K_;
 };
 
-// The number that a choice ranks by: the logit itself, or its sigmoid plus a bias.
-struct RankByLogit {
-  TILEMOE_HOST_DEVICE void apply(float (&)[kChunk], int64_t, int) const {}
-};
-struct RankBySigmoid {
-  const float* bias;  // (E) or null
+// visit(l, group) for each expert begin + l of a chunk.
+template <class Visit>
+TILEMOE_HOST_DEVICE void each_group(int64_t begin, int count, int64_t size, const Visit& visit) {
+  int64_t group = begin / size, left = size - begin % size;
+  for (int l = 0; l < count; ++l) {
+    visit(l, group);
+    if (--left == 0) ++group, left = size;
+  }
+}
+
+// The number that a choice ranks by: the logit itself, or its sigmoid plus a bias; outside the best
+// groups of a token NaN, which ranks last. One type for all kinds: a branch per chunk is free, and
+// a type per kind would compile choose() as many times.
+struct Ranking {
+  bool by_sigmoid;
+  const float* bias = nullptr;  // (E) or null
+  int64_t group_size = 0;       // 0 without groups
+  uint32_t groups = 0;          // a bit for each of the best
+
   TILEMOE_HOST_DEVICE void apply(float (&x)[kChunk], int64_t begin, int count) const {
-    for (int l = 0; l < kChunk; ++l) x[l] = order::sigmoid(x[l]);
-    if (bias == nullptr) return;
-    for (int l = 0; l < count; ++l) x[l] += bias[begin + l];
+    if (by_sigmoid) {
+      for (int l = 0; l < kChunk; ++l) x[l] = order::sigmoid(x[l]);
+      if (bias != nullptr)
+        for (int l = 0; l < count; ++l) x[l] += bias[begin + l];
+    }
+    if (group_size == 0) return;
+    each_group(begin, count, group_size, [&](int l, int64_t group) {
+      if ((groups >> group & 1) == 0) x[l] = order::from_key(order::kNaNKey);
+    });
   }
 };
 
 // ids = the K best, best first; values = the numbers that ranked them. Returns whether a logit is
 // NaN.
-template <class Logit, class Id, class RankBy>
-TILEMOE_HOST_DEVICE bool choose(const Logit* row, int64_t E, int64_t K, const RankBy& rank_by,
+template <class Logit, class Id>
+TILEMOE_HOST_DEVICE bool choose(const Logit* row, int64_t E, int64_t K, const Ranking& ranking,
                                 float* values, Id* ids) {
   BestK<Id> best(values, ids, K);
   int64_t filled = 0;
@@ -128,7 +147,7 @@ TILEMOE_HOST_DEVICE bool choose(const Logit* row, int64_t E, int64_t K, const Ra
     int32_t lowest = INT32_MAX, highest = INT32_MIN;
     for (int l = 0; l < kChunk; ++l) lowest = std::min(lowest, order::key(x[l]));
     any_nan |= lowest == order::kNaNKey;
-    rank_by.apply(x, begin, count);
+    ranking.apply(x, begin, count);
     int l = 0;
     for (; l < count && filled < K; ++l) {
       best.fill(filled++, x[l], begin + l);
@@ -153,25 +172,15 @@ struct GroupLimit {
   tilemoe_group_score score = TILEMOE_GROUP_MAX;
 };
 
-// visit(l, group) for each expert begin + l of a chunk.
-template <class Visit>
-TILEMOE_HOST_DEVICE void each_group(int64_t begin, int count, int64_t size, const Visit& visit) {
-  int64_t group = begin / size, left = size - begin % size;
-  for (int l = 0; l < count; ++l) {
-    visit(l, group);
-    if (--left == 0) ++group, left = size;
-  }
-}
-
 // A bit for each of a row's best groups.
-template <class Logit, class RankBy>
-TILEMOE_HOST_DEVICE uint32_t best_groups(const Logit* row, int64_t E, const RankBy& rank_by,
+template <class Logit>
+TILEMOE_HOST_DEVICE uint32_t best_groups(const Logit* row, int64_t E, const Ranking& ranking,
                                          const GroupLimit& limit) {
   order::TopTwo worth[kMaxGroups];
   for (int64_t begin = 0; begin < E; begin += kChunk) {
     float x[kChunk];
     const int count = load_chunk(row, begin, E, x);
-    rank_by.apply(x, begin, count);
+    ranking.apply(x, begin, count);
     each_group(begin, count, E / limit.n_group,
                [&](int l, int64_t group) { worth[group].add(x[l]); });
   }
@@ -186,31 +195,6 @@ TILEMOE_HOST_DEVICE uint32_t best_groups(const Logit* row, int64_t E, const Rank
     if (before < limit.topk_group) best |= 1u << g;
   }
   return best;
-}
-
-template <class RankBy>
-struct RankInGroups {
-  RankBy rank_by;
-  int64_t size;  // experts of a group
-  uint32_t groups;
-
-  TILEMOE_HOST_DEVICE void apply(float (&x)[kChunk], int64_t begin, int count) const {
-    rank_by.apply(x, begin, count);
-    each_group(begin, count, size, [&](int l, int64_t group) {
-      if ((groups >> group & 1) == 0) x[l] = order::from_key(order::kNaNKey);
-    });
-  }
-};
-
-// As choose(), among the experts of the best groups.
-template <class Logit, class Id, class RankBy>
-TILEMOE_HOST_DEVICE bool choose_in_groups(const Logit* row, int64_t E, int64_t K,
-                                          const RankBy& rank_by, const GroupLimit& limit,
-                                          float* values, Id* ids) {
-  if (limit.n_group == 1) return choose(row, E, K, rank_by, values, ids);
-  const uint32_t groups = best_groups(row, E, rank_by, limit);
-  const RankInGroups<RankBy> within{rank_by, E / limit.n_group, groups};
-  return choose(row, E, K, within, values, ids);
 }
 
 // One token's choice: its K best experts and their scores. Shared by top-K, token rounding and the
@@ -258,14 +242,17 @@ template <class Logit, class Id>
 TILEMOE_HOST_DEVICE bool choose_and_score(const ChoiceRule& rule, const Logit* row, float* scores,
                                           Id* ids) {
   const int64_t E = rule.E, K = rule.K;
-  bool any_nan;
-  if (ranks_by_sigmoid(rule.scoring)) {
-    any_nan = choose_in_groups(row, E, K, RankBySigmoid{rule.bias}, rule.groups, scores, ids);
+  Ranking ranking{.by_sigmoid = ranks_by_sigmoid(rule.scoring), .bias = rule.bias};
+  if (rule.groups.n_group > 1) {
+    ranking.groups = best_groups(row, E, ranking, rule.groups);
+    ranking.group_size = E / rule.groups.n_group;
+  }
+  const bool any_nan = choose(row, E, K, ranking, scores, ids);
+  if (ranking.by_sigmoid) {
     for (int64_t k = 0; k < K; ++k) scores[k] = to_float(row[ids[k]]);
     sigmoid_scores(rule.scoring, K, scores);
   } else {
     // The best group has the row's best expert, so scores[0] is the greatest of the row.
-    any_nan = choose_in_groups(row, E, K, RankByLogit{}, rule.groups, scores, ids);
     softmax_scores(rule.scoring, row, E, K, scores[0], scores);
   }
   finish_scores(rule.factor, any_nan, K, scores);
