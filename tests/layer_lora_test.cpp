@@ -23,7 +23,7 @@ Inputs bare(Inputs inputs) {
 
 class LayerLora : public testing::TestWithParam<Case> {};
 
-TEST_P(LayerLora, BOfZerosGivesTheBitsWithoutAdapters) {
+TEST_P(LayerLora, BOfZerosGivesTheSame) {
   Inputs inputs = make_inputs(GetParam(), 3);
   for (auto* B : {&inputs.lora.B1, &inputs.lora.B2}) std::fill(B->begin(), B->end(), 0.f);
   const Computed with = run(inputs), without = run(bare(inputs));
@@ -111,10 +111,10 @@ void expect_near(const std::vector<float>& got, const std::vector<Value>& expect
       << name << ": " << std::sqrt(error / norm);
 }
 
-class LayerLoraMerged : public testing::TestWithParam<Case> {};
+class LoraMerged : public testing::TestWithParam<Case> {};
 
 // W + scale B A, whose gradient dW gives dA = scale B^T dW and dB = scale dW A^T.
-TEST_P(LayerLoraMerged, GivesTheSame) {
+TEST_P(LoraMerged, GivesTheSame) {
   const Inputs inputs = make_inputs(GetParam(), 3);
   const Case& one = inputs.test_case;
   const Adapters& lora = one.lora;
@@ -160,7 +160,7 @@ std::vector<Case> merged_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(, LayerLoraMerged, testing::ValuesIn(merged_cases()), test_name);
+INSTANTIATE_TEST_SUITE_P(, LoraMerged, testing::ValuesIn(merged_cases()), test_name);
 
 // ------------------------------------------------- memory
 

@@ -453,10 +453,12 @@ def bench(machine, folder):
 
 def adapters(machine, folder):
     """The layer with low-rank adapters compared with the frozen layer and with other libraries."""
+    others = ["torch-grouped_mm-compiled", "peft-grouped_mm", "peft-tilemoe"]
+
     def item(layer, arch=None):
         name = named(layer, arch)
         file = folder / f"{name}.jsonl"
-        peers = ["--against", "tilemoe-frozen"] if arch else []
+        peers = ["--against", "tilemoe-frozen", *([] if arch else others)]
         return machine.torch_item(name, ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
                                          *map(str, ADAPTERS[layer]), "--lora-rank", "16", *peers,
                                          "--json", file], 120,

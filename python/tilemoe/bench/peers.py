@@ -499,7 +499,8 @@ class Transformers(Peer):
 
 class Peft(Transformers):
     """PEFT's adapters of Mixtral's experts: each forward adds scale B A to the weights, which are
-    made for every expert, twice for a training step."""
+    made for every expert, twice for a training step. TileMoE's experts compute them in their GEMMs
+    (tilemoe.peft)."""
 
     packages = ("torch", "transformers", "peft")
     install = "pip install peft==0.21 transformers==5.17"
@@ -513,6 +514,10 @@ class Peft(Transformers):
     def __init__(self, problem):
         import peft
 
+        if self.implementation == "tilemoe":
+            import tilemoe.peft
+
+            tilemoe.peft.register()
         super().__init__(problem)
         r = problem.case.lora_rank
         model = torch.nn.Module()
