@@ -127,6 +127,34 @@ def layers():
     )  # fmt: skip
 
 
+def adapters():
+    """The layer with low-rank adapters next to the frozen layer and its peers."""
+    found = Results("adapters").table_of("bench")
+    rows = []
+    for name, of in found.items():
+        if name.endswith("-sm80"):
+            continue
+        ours, old = of["tilemoe"], found[f"{name}-sm80"]
+        rows.append([sizes(ours), passes(ours), times_faster(of["tilemoe-frozen"], ours, "total_ms"),
+                     *(times_faster(ours, of[peer], "total_ms")
+                       for peer in (COMPILED, "peft-grouped_mm", "peft-tilemoe")),
+                     times_faster(old["tilemoe-frozen"], old["tilemoe"], "total_ms"),
+                     f"{peak(ours) / MIB:.0f} ({peak(of['tilemoe-frozen']) / MIB:.0f})"])  # fmt: skip
+    ours = found["qwen3-30b"]["tilemoe"]
+    return section(
+        "Low-rank adapters",
+        f"{measured(ours)}. Frozen weights in bfloat16 with adapters of rank "
+        f"{ours.values['lora_rank']} of W1 and W2 in float32, forward / backward from PyTorch, "
+        "without gradients of the router and of the weights, medians of "
+        f"{ours.values['rounds']} rounds. \"Frozen\" "
+        "is the layer without adapters: the column has the time with adapters divided by its time. "
+        "`grouped_mm` computes the adapters apart; PEFT adds them to the weights, except with "
+        "`tilemoe.peft`.",
+        table("T d n E K | ms | time / frozen | vs `grouped_mm`, compiled | vs PEFT, `grouped_mm` | "
+              "vs PEFT, `tilemoe.peft` | time / frozen, `sm80` | peak, MiB (frozen)", rows),
+    )  # fmt: skip
+
+
 def limits():
     """The layer from C++ next to the limits of the hardware."""
     found = Results("kernels").table_of("kernels")
@@ -448,8 +476,8 @@ def tests():
     )  # fmt: skip
 
 
-SECTIONS = (layers, limits, archs, decode, cpu, memory, expert_parallel, training_speed, rounding,
-            small_model, wheel, tests)  # fmt: skip
+SECTIONS = (layers, adapters, limits, archs, decode, cpu, memory, expert_parallel, training_speed,
+            rounding, small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
 Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results).
 [benchmarks.md](benchmarks.md) describes how to repeat the measurements.

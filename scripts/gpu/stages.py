@@ -462,7 +462,12 @@ def adapters(machine, folder):
         return machine.torch_item(name, ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
                                          *map(str, ADAPTERS[layer]), "--lora-rank", "16", *peers,
                                          "--json", file], 120,
-                                  lambda _: measured(file, name), arch=arch)
+                                  lambda _: of_item(file, name), arch=arch)
+
+    def of_item(file, name):
+        """The measurements, named by the item: sizes are the same for several."""
+        return [dataclasses.replace(one, name=f"bench/{name}/{one.name.rsplit('/', 1)[1]}")
+                for one in measured(file, name)]
 
     return [*(item(layer) for layer in ADAPTERS),
             *(item(layer, arch) for arch in machine.other_archs() for layer in ADAPTERS)]
