@@ -94,7 +94,8 @@ def table():
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    about = __doc__.partition("\n")[0]
+    argparse.ArgumentParser(allow_abbrev=False, description=about).parse_args()
     tilemoe.transformers.register()
     tilemoe.peft.register()
     made = table()
