@@ -148,9 +148,7 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
     with_rank(rank, [&]<int kRank>() { start_chunks<Element, kRank>(where, params, device); });
   });
   if (memory.slices > 1) add_slices_of_Q(sums, step.out.dtype, device, where.stream);
-  for (int p = 0; p < gradient.parts; ++p)
-    if (present(gradient.part[p].dB))
-      add_chunks_of_dB(sums, gradient.part[p], gradient.accumulate, where.stream);
+  add_chunks_of_dB(sums, gradient, device, where.stream);
 }
 
 }  // namespace tilemoe::cuda

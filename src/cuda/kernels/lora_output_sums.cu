@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/dtype.h"
 #include "core/numbers.h"
 #include "cuda/core/fragment.h"
@@ -41,10 +43,18 @@ struct Part {
   bool vectors;  // four ranks of a column are 16 bytes of float32
 };
 
+struct ChunkParams {
+  OutputSums sums;
+  Part part[2];
+};
+
 // A thread has a column of an expert.
 template <class Out>
-__global__ void __launch_bounds__(kThreads) add_chunks(const OutputSums sums, const Part part) {
+__global__ void __launch_bounds__(kThreads) add_chunks(const ChunkParams params) {
   constexpr int kRanks = 4;  // at once
+  wait_for_previous();
+  const OutputSums& sums = params.sums;
+  const Part& part = params.part[blockIdx.z];
   const auto expert = static_cast<int32_t>(blockIdx.x);
   const auto column = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x);
   const int32_t rows = sums.offsets[expert + 1] - sums.offsets[expert];
@@ -104,15 +114,31 @@ void add_slices_of_Q(const OutputSums& sums, tilemoe_dtype dtype, const DeviceIn
   with_element(dtype, [&]<class Element>() { launch_pdl<add_slices<Element>>(where, sums); });
 }
 
-void add_chunks_of_dB(const OutputSums& sums, const LoraGradient::Part& part, bool accumulate,
-                      cudaStream_t stream) {
-  const Part columns = part_of(part, accumulate);
-  const dim3 blocks(static_cast<unsigned>(sums.E),
-                    static_cast<unsigned>((columns.count + kThreads - 1) / kThreads));
-  launch_kernel("gradients of a low-rank adapter's B",
-                {.blocks = blocks, .threads = kThreads, .stream = stream},
-                with_float(part.dB.dtype, [&]<class Out>() { return &add_chunks<Out>; }), sums,
-                columns);
+void add_chunks_of_dB(const OutputSums& sums, const LoraGradient& gradient,
+                      const DeviceInfo& device, cudaStream_t stream) {
+  ChunkParams params{.sums = sums, .part = {}};
+  int32_t count = 0, columns = 0;
+  tilemoe_dtype dtype{};
+  const auto start = [&] {
+    if (count == 0) return;
+    const PdlLaunch where{.device = device,
+                          .blocks = dim3(static_cast<unsigned>(sums.E),
+                                         static_cast<unsigned>((columns + kThreads - 1) / kThreads),
+                                         static_cast<unsigned>(count)),
+                          .threads = kThreads,
+                          .stream = stream};
+    with_float(dtype, [&]<class Out>() { launch_pdl<add_chunks<Out>>(where, params); });
+    count = columns = 0;
+  };
+  for (int p = 0; p < gradient.parts; ++p) {
+    const LoraGradient::Part& part = gradient.part[p];
+    if (!present(part.dB)) continue;
+    if (part.dB.dtype != dtype) start();  // a launch has outputs of one dtype
+    dtype = part.dB.dtype;
+    params.part[count] = part_of(part, gradient.accumulate);
+    columns = std::max(columns, params.part[count++].count);
+  }
+  start();
 }
 
 }  // namespace tilemoe::cuda

@@ -23,8 +23,8 @@ struct OutputSums {
 // Q = sum of the slices, in order, rounded.
 void add_slices_of_Q(const OutputSums& sums, tilemoe_dtype dtype, const DeviceInfo& device,
                      cudaStream_t stream);
-// dB = [dB +] sum of an expert's chunks, in order: columns of `part`.
-void add_chunks_of_dB(const OutputSums& sums, const LoraGradient::Part& part, bool accumulate,
-                      cudaStream_t stream);
+// dB = [dB +] sum of an expert's chunks, in order: the parts of `gradient` that are wanted.
+void add_chunks_of_dB(const OutputSums& sums, const LoraGradient& gradient,
+                      const DeviceInfo& device, cudaStream_t stream);
 
 }  // namespace tilemoe::cuda
