@@ -344,11 +344,11 @@ void for_each_case(const std::tuple<std::string, Gemm, bool>& param, Ranks which
   check({setting, gemm, TILEMOE_RELU, TILEMOE_GATE_CONCATENATED, dense_last, TILEMOE_FLOAT16, 24});
 }
 
-TEST_P(AdapterStep, AddsRowsTimesTheirExpertsFactor) {
+TEST_P(AdapterStep, AddsRowsTimesFactors) {
   for_each_case(GetParam(), Ranks::kAll, expect_exact);
 }
 
-TEST_P(AdapterStep, WithAFactorOfZerosHasTheBitsWithoutAnAdapter) {
+TEST_P(AdapterStep, OfZerosKeepsTheBits) {
   for_each_case(GetParam(), Ranks::kLargest, expect_bits_without_adapter);
 }
 

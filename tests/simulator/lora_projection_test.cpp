@@ -76,10 +76,10 @@ void run(const Case& c) {
       });
 }
 
-class LoraProjectionStep
+class LoraPAndQ
     : public testing::TestWithParam<std::tuple<std::string, tilemoe_dtype, bool, bool>> {};
 
-TEST_P(LoraProjectionStep, IsExactForEveryRank) {
+TEST_P(LoraPAndQ, IsExactForEveryRank) {
   const auto& [setting, dtype, gathers, contiguous_rank] = GetParam();
   for (const int64_t rank : {8, 16, 72, 256}) {
     SCOPED_TRACE(rank);
@@ -87,24 +87,24 @@ TEST_P(LoraProjectionStep, IsExactForEveryRank) {
   }
 }
 
-TEST_P(LoraProjectionStep, EndsWhereAPartEnds) {
+TEST_P(LoraPAndQ, EndsWhereAPartEnds) {
   const auto& [setting, dtype, gathers, contiguous_rank] = GetParam();
   run({setting, dtype, gathers, contiguous_rank, 24, true});
 }
 
 // Both adapters of a split gate.
-TEST_P(LoraProjectionStep, HasTheRanksOfTwoAdapters) {
+TEST_P(LoraPAndQ, HasTwoAdaptersRanks) {
   const auto& [setting, dtype, gathers, contiguous_rank] = GetParam();
   if (dtype == TILEMOE_BFLOAT16) run({setting, dtype, gathers, contiguous_rank, 512});
 }
 
-std::string name_of(const testing::TestParamInfo<LoraProjectionStep::ParamType>& param) {
+std::string name_of(const testing::TestParamInfo<LoraPAndQ::ParamType>& param) {
   const auto& [setting, dtype, gathers, contiguous_rank] = param.param;
   return setting + "_" + tilemoe_dtype_name(dtype) + (gathers ? "_gathered" : "_dense") +
-         (contiguous_rank ? "_along_rank" : "_along_width");
+         (contiguous_rank ? "_rank" : "_width");
 }
 
-INSTANTIATE_TEST_SUITE_P(, LoraProjectionStep,
+INSTANTIATE_TEST_SUITE_P(, LoraPAndQ,
                          testing::Combine(testing::ValuesIn(settings()),
                                           testing::Values(TILEMOE_BFLOAT16, TILEMOE_FLOAT16),
                                           testing::Bool(), testing::Bool()),
