@@ -20,7 +20,7 @@ namespace tilemoe::test {
 namespace {
 
 // Two column blocks of every step and tile, and a partial k block of every sum.
-constexpr int64_t kD = 264, kN = 136, kMargin = 8;
+constexpr int64_t kD = 264, kN = 136;
 
 enum class Gemm { kUp, kDown, kActivation, kInput };
 

@@ -16,14 +16,7 @@
 namespace tilemoe::test {
 namespace {
 
-constexpr int64_t kMargin = 8;                       // columns of NaN on either side
 constexpr int64_t kInputWidth = 136, kColumns = 72;  // of the input, and of a part of dOut
-
-struct Output {
-  bool wanted = true;
-  bool is_float32 = true;
-  bool contiguous_rows = false;  // along its second dimension
-};
 
 struct Case {
   std::string setting;
@@ -48,8 +41,9 @@ class Problem {
                                     columns() + 2 * kMargin, kMargin)),
         P_(rank_columns()),
         Q_(rank_columns()),
-        dA_(output(c.dA, c.rank, kInputWidth)) {
-    for (const Output& one : c.dB) dB_.push_back(output(one, kColumns, c.rank));
+        dA_(c.dA.place(c.dtype, rows_.E, c.rank, kInputWidth, c.accumulate)) {
+    for (const Output& one : c.dB)
+      dB_.push_back(one.place(c.dtype, rows_.E, kColumns, c.rank, c.accumulate));
     experts_.struct_size = sizeof experts_;
     experts_.dtype = c.dtype, experts_.E = rows_.E;
     experts_.activation = TILEMOE_SWIGLU;
@@ -113,18 +107,6 @@ class Problem {
   int64_t first(size_t part) const { return kMargin + kColumns * static_cast<int64_t>(part); }
   PlacedTensor rank_columns() const {
     return PlacedTensor::columns(c_.dtype, rows_.capacity, c_.rank, c_.rank + 2 * kMargin, kMargin);
-  }
-  std::unique_ptr<PlacedTensor> output(const Output& one, int64_t rows, int64_t columns) const {
-    const tilemoe_dtype dtype = one.is_float32 ? TILEMOE_FLOAT32 : c_.dtype;
-    const int64_t line = (one.contiguous_rows ? rows : columns) + kMargin;
-    const int64_t expert = line * (one.contiguous_rows ? columns : rows);
-    auto out =
-        std::make_unique<PlacedTensor>(dtype, std::vector<int64_t>{rows_.E, rows, columns},
-                                       one.contiguous_rows ? std::vector<int64_t>{expert, 1, line}
-                                                           : std::vector<int64_t>{expert, line, 1},
-                                       kMargin, kMargin);
-    if (c_.accumulate) out->fill([](const Index& i) { return whole(i, 5, 8); });
-    return out;
   }
   void fill(PlacedTensor& tensor, bool gathered, int64_t salt, int64_t range) const {
     tensor.fill(

@@ -14,15 +14,8 @@
 namespace tilemoe::test {
 namespace {
 
-constexpr int64_t kMargin = 8;  // columns of NaN on either side
 constexpr float kScale = 0.75f;
 constexpr int64_t kSpareRows = 33;  // of each expert: with fewer, dB is a step of its own
-
-struct Output {
-  bool wanted = true;
-  bool is_float32 = true;
-  bool contiguous_rows = false;  // along its second dimension
-};
 
 struct Case {
   std::string setting;
@@ -54,17 +47,8 @@ class Problem {
         [&](const Index& i) { return !c.gathers && i[0] >= rows_.M ? NAN : whole(i, 1, 2); });
     P_.fill([&](const Index& i) { return i[0] >= rows_.M ? NAN : whole(i, 2, 100); });
     factor_.fill([](const Index& i) { return whole(i, 3, 2); });
-    for (const Output& one : c.dB) {
-      const tilemoe_dtype dtype = one.is_float32 ? TILEMOE_FLOAT32 : c.dtype;
-      const int64_t line = (one.contiguous_rows ? c.columns : c.rank) + kMargin;
-      const int64_t expert = line * (one.contiguous_rows ? c.rank : c.columns);
-      dB_.push_back(std::make_unique<PlacedTensor>(
-          dtype, std::vector<int64_t>{rows_.E, c.columns, c.rank},
-          one.contiguous_rows ? std::vector<int64_t>{expert, 1, line}
-                              : std::vector<int64_t>{expert, line, 1},
-          kMargin, kMargin));
-      if (c.accumulate) dB_.back()->fill([](const Index& i) { return whole(i, 5, 8); });
-    }
+    for (const Output& one : c.dB)
+      dB_.push_back(one.place(c.dtype, rows_.E, c.columns, c.rank, c.accumulate));
     experts_.struct_size = sizeof experts_;
     experts_.dtype = c.dtype, experts_.E = rows_.E;
     experts_.activation = TILEMOE_SWIGLU;

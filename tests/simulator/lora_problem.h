@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -204,5 +205,28 @@ inline double whole(const Index& i, int64_t salt, int64_t range) {
   return static_cast<double>(
       static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(2 * range + 1)) - range);
 }
+
+constexpr int64_t kMargin = 8;  // columns of NaN on either side
+
+// The gradient of a factor, and whether it is wanted.
+struct Output {
+  bool wanted = true;
+  bool is_float32 = true;
+  bool contiguous_rows = false;  // along its second dimension
+
+  // (E, rows, columns) among NaN. Numbers to add to, if it accumulates.
+  std::unique_ptr<PlacedTensor> place(tilemoe_dtype dtype, int64_t E, int64_t rows, int64_t columns,
+                                      bool accumulates) const {
+    const int64_t line = (contiguous_rows ? rows : columns) + kMargin;
+    const int64_t expert = line * (contiguous_rows ? columns : rows);
+    auto out = std::make_unique<PlacedTensor>(
+        is_float32 ? TILEMOE_FLOAT32 : dtype, std::vector<int64_t>{E, rows, columns},
+        contiguous_rows ? std::vector<int64_t>{expert, 1, line}
+                        : std::vector<int64_t>{expert, line, 1},
+        kMargin, kMargin);
+    if (accumulates) out->fill([](const Index& i) { return whole(i, 5, 8); });
+    return out;
+  }
+};
 
 }  // namespace tilemoe::test

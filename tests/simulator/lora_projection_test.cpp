@@ -23,7 +23,7 @@ struct Case {
 
 void run(const Case& c) {
   simulate(c.setting);
-  constexpr int64_t kWidth = 136, kMargin = 8;
+  constexpr int64_t kWidth = 136;
   const ExpertRows experts_rows({129, 0, 1, 64, 3}, 70, 37);
   const int64_t E = experts_rows.E, ranks = c.rank + 2 * kMargin;
   const int64_t sources = c.gathers ? experts_rows.T : experts_rows.capacity;
