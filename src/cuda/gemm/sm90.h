@@ -200,7 +200,6 @@ struct GroupedGemm {
   using Blocks = EpilogueBlocks<Ring, Stage::kBytes>;
   using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
   using Accumulate = InPlace;
-  static_assert(Shape::BLOCK_K % TiledMma::kK == 0);
   static constexpr int kEpilogueAt = kStages * Stage::kBytes;
   static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
   static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
@@ -333,19 +332,22 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
                                          const typename Gemm::Ring& ring,
                                          typename Gemm::Ring::Position& at, uint32_t shared,
                                          int32_t first_row, int32_t k_blocks,
+                                         const typename Gemm::Params& params,
                                          const DuringMma& during_mma,
                                          const DuringLastMma& during_last_mma) {
   using TiledMma = typename Gemm::TiledMma;
   using Accumulate = typename Gemm::Accumulate;
   using Stage = typename Gemm::Stage;
   const TiledMma mma(shared, first_row);
+  const int32_t last_steps = load::last_steps<Gemm>(params);
   int32_t previous = 0;
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
     ring.wait_full(at);
     // cp.async arrives when a copy lands; the threads that waited make the copied bytes visible to
     // the async proxy, which wgmma reads through.
     if constexpr (Stage::kThreadsCopy) ptx::fence_proxy_async();
-    Accumulate::add(D, mma, at.stage * Stage::kBytes, k_block);
+    const int32_t steps = k_block + 1 == k_blocks ? last_steps : TiledMma::kSteps;
+    Accumulate::add(D, mma, at.stage * Stage::kBytes, k_block, steps);
     if (k_block >= Accumulate::kLag) {
       Accumulate::template wait_for_previous<TiledMma>();
       ring.release(previous);
@@ -387,7 +389,7 @@ __device__ __forceinline__ void consume_ping_pong(const typename Gemm::Params& p
     if constexpr (BeginsEarly<typename Gemm::Epilogue>) epilogue.begin(tile, tile.row_begin);
     ptx::barrier_sync(own_barrier, kBoth);
     multiply<Gemm>(
-        D, ring, at, shared, 0, tile.k_blocks, [](int32_t) {},
+        D, ring, at, shared, 0, tile.k_blocks, params, [](int32_t) {},
         [&] { ptx::barrier_arrive(other_barrier, kBoth); });
     store_at_once(epilogue, D, tile, tile.row_begin);
     more = next_tile(tile);
@@ -432,7 +434,7 @@ __device__ __forceinline__ void consume_cooperative(const typename Gemm::Params&
     if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, tile.row_begin + first_row);
     Tile next;
     multiply<Gemm>(
-        D, ring, at, shared, first_row, tile.k_blocks,
+        D, ring, at, shared, first_row, tile.k_blocks, params,
         [&](int32_t k_block) {
           if (k_block == 0) release_block();
           if constexpr (kDeferred) epilogue.store_deferred(k_block);

@@ -39,7 +39,9 @@ __device__ __forceinline__ uint64_t advance(uint64_t descriptor, uint32_t bytes)
 template <class Shape, class A, class B>
 class Mma {
  public:
-  static constexpr int kK = Shape::Recipe::kMmaK;  // of an instruction
+  static constexpr int kK = Shape::Recipe::kMmaK;     // of an instruction
+  static constexpr int kSteps = Shape::BLOCK_K / kK;  // of a stage
+  static_assert(Shape::BLOCK_K % kK == 0);
   static constexpr int kStepA = A::step_bytes(kK, sizeof(typename Shape::Element));
   static constexpr int kStepB = B::step_bytes(kK, sizeof(typename Shape::Element));
 
@@ -48,22 +50,18 @@ class Mma {
       : a_(descriptor<A>(shared + first_row * A::kRowBytes)),
         b_(descriptor<B>(shared + A::kBytes)) {}
 
-  // D += A B^T of the stage at `stage` bytes after the first, as one group that is in flight on
-  // return; `overwrites`: D = A B^T.
-  __device__ __forceinline__ void multiply(Accumulators<Shape>& D, uint32_t stage,
-                                           bool overwrites) const {
-    // 64 rows of A are 8 KiB in both majors: 64 rows of 128 bytes, or one chunk.
-    constexpr int kFragmentBytes = 64 * A::kRowBytes;
-    pin(D);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
-#pragma unroll
-      for (int m = 0; m < Shape::kFragments; ++m)
-        ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
-            D[m], advance(a_, stage + m * kFragmentBytes + step * kStepA),
-            advance(b_, stage + step * kStepB), !overwrites || step != 0);
-    ptx::wgmma_commit();
+  // D += A B^T of `steps` instructions along K of the stage at `stage` bytes after the first;
+  // `overwrites`: D = A B^T. All that it has started is in flight on return, as one group, or, of a
+  // stage that is not whole, as one group for each of the steps.
+  __device__ __forceinline__ void multiply(Accumulators<Shape>& D, uint32_t stage, bool overwrites,
+                                           int32_t steps) const {
+    if (steps == kSteps) {
+      start<kSteps>(D, stage, 0, overwrites);
+    } else {
+#pragma unroll 1
+      for (int32_t step = 0; step < steps; ++step)
+        start<1>(D, stage, step, overwrites && step == 0);
+    }
   }
 
   // Waits until at most kPending groups are in flight.
@@ -78,6 +76,23 @@ class Mma {
   }
 
  private:
+  // A group of kCount steps.
+  template <int kCount>
+  __device__ __forceinline__ void start(Accumulators<Shape>& D, uint32_t stage, int32_t first,
+                                        bool overwrites) const {
+    // 64 rows of A are 8 KiB in both majors: 64 rows of 128 bytes, or one chunk.
+    constexpr int kFragmentBytes = 64 * A::kRowBytes;
+    pin(D);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kCount; ++step)
+#pragma unroll
+      for (int m = 0; m < Shape::kFragments; ++m)
+        ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
+            D[m], advance(a_, stage + m * kFragmentBytes + (first + step) * kStepA),
+            advance(b_, stage + (first + step) * kStepB), !overwrites || step != 0);
+    ptx::wgmma_commit();
+  }
   __device__ __forceinline__ static void pin(Accumulators<Shape>& D) {
 #pragma unroll
     for (int m = 0; m < Shape::kFragments; ++m)
@@ -94,8 +109,8 @@ struct InPlace {
 
   template <class Mma, class D>
   __device__ __forceinline__ static void add(D& accumulators, const Mma& mma, uint32_t stage,
-                                             int32_t k_block) {
-    mma.multiply(accumulators, stage, k_block == 0);
+                                             int32_t k_block, int32_t steps) {
+    mma.multiply(accumulators, stage, k_block == 0, steps);
   }
   // Waits for all groups but the last kLag.
   template <class Mma>

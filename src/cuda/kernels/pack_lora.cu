@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <type_traits>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "core/numbers.h"
 #include "cuda/core/launch.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/ptx/copy.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -19,6 +21,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kAtOnce = 16;  // elements of a thread, whose loads are in flight together
 constexpr int kTile = kThreads * kAtOnce;
+constexpr int kVector = 8;      // elements that are loaded and stored together, if strides allow it
 constexpr int kMaxLines = 256;  // of a tile that passes through shared memory, with padded lines
 
 // A dimension of both sides of a copy: strides in elements.
@@ -36,6 +39,7 @@ struct CopyTiles {
   Dimension dimension[3];
   int32_t log_width, log_lines;
   bool transposes;
+  bool vectors;          // of kVector elements
   int64_t across, down;  // tiles along the first and the second dimension
   int64_t end;           // the number after its last tile's, counted over all copies
 };
@@ -43,6 +47,29 @@ struct CopyTiles {
 struct PackParams {
   CopyTiles copy[std::extent_v<decltype(LoraPacking::copy)>];
 };
+
+template <class From>
+__device__ __forceinline__ void load_vector(const From* from, float (&value)[kVector]) {
+  constexpr int kAtATime = sizeof(uint4) / sizeof(From);
+#pragma unroll
+  for (int first = 0; first < kVector; first += kAtATime) {
+    const uint4 bytes = ptx::load_global_once_16(from + first);
+    From numbers[kAtATime];
+    memcpy(numbers, &bytes, sizeof bytes);
+#pragma unroll
+    for (int i = 0; i < kAtATime; ++i) value[first + i] = to_float(numbers[i]);
+  }
+}
+
+template <class To>
+__device__ __forceinline__ void store_vector(To* to, const float (&value)[kVector], float scale) {
+  To numbers[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) store(scale * value[i], numbers[i]);
+  uint4 bytes;
+  memcpy(&bytes, numbers, sizeof bytes);
+  *reinterpret_cast<uint4*>(to) = bytes;
+}
 
 // Loads along the lines of `from`, stores along those of `to`.
 template <class From, class To>
@@ -58,6 +85,27 @@ __device__ __forceinline__ void copy_tile(const CopyTiles& copy, int64_t tile, f
   const auto wide = static_cast<int32_t>(min(int64_t{width}, x.size - first_x));
   const auto high = static_cast<int32_t>(min(int64_t{lines}, y.size - first_y));
   const auto thread = static_cast<int32_t>(threadIdx.x);
+
+  if (copy.vectors) {
+    constexpr int kVectors = kAtOnce / kVector;
+    float value[kVectors][kVector];
+    const auto at = [&](int k, const auto& body) {
+      const int32_t i = (thread + k * kThreads) * kVector;
+      const int32_t column = i & (width - 1), line = i >> copy.log_width;
+      if (column < wide && line < high) body(column, line);
+    };
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k)
+      at(k, [&](int32_t column, int32_t line) {
+        load_vector(from + column + line * y.from, value[k]);
+      });
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k)
+      at(k, [&](int32_t column, int32_t line) {
+        store_vector(to + column + line * y.to, value[k], copy.scale);
+      });
+    return;
+  }
 
   float value[kAtOnce];
 #pragma unroll
@@ -126,6 +174,17 @@ int dimensions_of(const LoraPacking::Copy& copy, Dimension (&dimension)[3]) {
   return static_cast<int>(end - dimension);
 }
 
+// Whether the lines of both sides consist of whole vectors on 16 bytes.
+bool has_vectors(const CopyTiles& tiles) {
+  const auto& [x, y, z] = tiles.dimension;
+  const auto whole = [](int64_t count) { return count % kVector == 0; };
+  const auto aligned = [](const void* data) {
+    return reinterpret_cast<uintptr_t>(data) % sizeof(uint4) == 0;
+  };
+  return tiles.from != nullptr && x.from == 1 && x.to == 1 && whole(x.size) && whole(y.from) &&
+         whole(y.to) && whole(z.from) && whole(z.to) && aligned(tiles.from) && aligned(tiles.to);
+}
+
 int32_t log_of(int64_t size) {  // of the next power of two
   return static_cast<int32_t>(std::bit_width(static_cast<uint64_t>(size - 1)));
 }
@@ -155,6 +214,7 @@ CopyTiles tiles_of(const LoraPacking::Copy& copy, int64_t begin) {
     tiles.log_width = std::min(wide, kLogTile);
     tiles.log_lines = std::min(high, kLogTile - tiles.log_width);
   }
+  tiles.vectors = has_vectors(tiles);
   const auto blocks = [](int64_t size, int32_t log) { return (size - 1 >> log) + 1; };
   tiles.across = blocks(dimension[0].size, tiles.log_width);
   tiles.down = blocks(dimension[1].size, tiles.log_lines);

@@ -57,14 +57,15 @@ struct Projection {
         "the kernel is for a step " << (kVariant.adapter ? "with" : "without") << " an adapter");
     typename Gemm::Params params{.epilogue = epilogue};
     if constexpr (kVariant.adapter) {
-      const int64_t more = k_blocks<Shape>(adapter.rows.shape[1]);
+      const int64_t rank = adapter.rows.shape[1];
       Rows in_order = step.rows;
       in_order.token = nullptr;
       tilemoe_tensor factor[kParts];
       for (int p = 0; p < kParts; ++p) factor[p] = rows_of(adapter.factor, p * columns, columns, 1);
-      params.a = LoadA::params(a, blocks, AdapterRows::params(adapter.rows, in_order), more);
-      params.b = LoadB::params(b, blocks, Factor::params(factor), more);
-      blocks += more;
+      params.a = LoadA::params(a, blocks, AdapterRows::params(adapter.rows, in_order), rank,
+                               Shape::BLOCK_K);
+      params.b = LoadB::params(b, blocks, Factor::params(factor), rank, Shape::BLOCK_K);
+      blocks += k_blocks<Shape>(rank);
     } else {
       params.a = a, params.b = b;
     }

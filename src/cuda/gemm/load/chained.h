@@ -26,12 +26,15 @@ class Chained {
     typename First::Params first;
     typename Second::Params second;
     int32_t first_blocks;
+    int32_t last_columns;  // of the second source, in its last k block
   };
 
-  // The sources have `first_blocks` and `second_blocks` k blocks.
+  // The first source has `first_blocks` k blocks, the second one `second_columns` columns, in k
+  // blocks of `block_k`.
   static Params params(const typename First::Params& first, int64_t first_blocks,
-                       const typename Second::Params& second, int64_t /*second_blocks*/) {
-    return {first, second, static_cast<int32_t>(first_blocks)};
+                       const typename Second::Params& second, int64_t second_columns, int block_k) {
+    return {first, second, static_cast<int32_t>(first_blocks),
+            static_cast<int32_t>((second_columns - 1) % block_k + 1)};
   }
 
   __device__ Chained(const Params& params, int32_t thread)
@@ -70,6 +73,17 @@ inline constexpr bool has_two_sources = false;
 template <class First, class Second>
 inline constexpr bool has_two_sources<Chained<First, Second>> = true;
 
+// The MMAs along K of a tile's last k block: fewer than of the others if a second source has not
+// enough columns for all of them.
+template <class Gemm>
+__device__ __forceinline__ int32_t last_steps(const typename Gemm::Params& params) {
+  using Mma = typename Gemm::TiledMma;
+  if constexpr (has_two_sources<typename Gemm::LoadA>)
+    return (params.a.last_columns + Mma::kK - 1) / Mma::kK;
+  else
+    return Mma::kSteps;
+}
+
 }  // namespace tilemoe::cuda::load
 
 namespace tilemoe::cuda::sm80 {
@@ -90,8 +104,8 @@ class Chained {
   };
 
   static Params params(const typename First::Params& first, int64_t /*first_blocks*/,
-                       const typename Second::Params& second, int64_t second_blocks) {
-    return {first, second, static_cast<int32_t>(second_blocks)};
+                       const typename Second::Params& second, int64_t second_columns, int block_k) {
+    return {first, second, static_cast<int32_t>((second_columns - 1) / block_k + 1)};
   }
 
   __device__ Chained(const Params& params, int32_t thread)
