@@ -18,16 +18,18 @@
 
 namespace tilemoe::cuda::lora_output {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * kWarp;
 constexpr int kRows = 16;        // of a step: K of the MMAs for dB, M of those for Q
 constexpr int kMaxChunk = 1024;  // rows
 constexpr int kMaxStages = 8;
 constexpr int kVector = 8;  // columns of 16 bytes
 
-// kRank is the rank rounded up to 16 or 32. A thread has 64 sums of dB.
+// kRank is the rank rounded up to 16 or 32. A thread has 64 sums of dB. With 16, an SM has two CTAs:
+// one begins while the other copies.
 template <int kRank>
 struct Sizes {
+  static constexpr int kCtasPerSm = kRank == 16 ? 2 : 1;
+  static constexpr int kWarps = kRank / 4;
+  static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kColumns = kThreads * 64 / kRank;  // of a slice
   static constexpr int kWarpColumns = kColumns / kWarps;
   static constexpr int kRowBytes = kColumns * 2;
@@ -92,19 +94,20 @@ class Chunk {
   __device__ Chunk(const Params& params, const RowChunk& chunk, char* shared)
       : params_(params), chunk_(chunk), first_column_(blockIdx.y * S::kColumns) {
     char* at = shared + params.stages * S::kStageBytes;
-    sums_ = reinterpret_cast<float*>(at), at += 2 * kWarps * S::kSums * 4;
+    sums_ = reinterpret_cast<float*>(at), at += 2 * S::kWarps * S::kSums * 4;
     source_ = reinterpret_cast<int32_t*>(at), at += kMaxChunk * sizeof(int32_t);
     row_scale_ = reinterpret_cast<float*>(at), at += kMaxChunk * sizeof(float);
     barriers_ = ptx::shared_address(at);
     stages_ = ptx::shared_address(shared);
-    for (int32_t r = thread(); r < round_up_rows(chunk.rows); r += kThreads) {
+    for (int32_t r = thread(); r < round_up_rows(chunk.rows); r += S::kThreads) {
       const bool exists = r < chunk.rows;
       const int64_t row = exists ? chunk.begin + r : chunk.begin;
       source_[r] = params.token != nullptr ? params.token[row] : static_cast<int32_t>(row);
       row_scale_[r] = params.score != nullptr ? params.scale * params.score[row] : params.scale;
     }
     if (thread() == 0)
-      for (int32_t s = 0; s < params.stages; ++s) ptx::mbarrier_init(barriers_ + 8 * s, kThreads);
+      for (int32_t s = 0; s < params.stages; ++s)
+        ptx::mbarrier_init(barriers_ + 8 * s, S::kThreads);
     __syncthreads();
   }
 
@@ -119,7 +122,7 @@ class Chunk {
       // Every warp has left this stage, which it read in the step before.
       if (i + ahead < steps) copy(i + ahead, empty);
       ptx::mbarrier_wait(barriers_ + 8 * slot, parity);
-      float* const sums = sums_ + i % 2 * (kWarps * S::kSums);
+      float* const sums = sums_ + i % 2 * (S::kWarps * S::kSums);
       multiply(i, stages_ + slot * S::kStageBytes, sums + warp * S::kSums);
       __syncthreads();
       store_Q(i, sums);
@@ -137,7 +140,7 @@ class Chunk {
 
   // 16 rows of dOut, then those of P. Rows past the last, columns and ranks past the last are zeros.
   __device__ void copy(int32_t step, int32_t slot) const {
-    constexpr int kChunks = S::kColumns / kVector, kAtOnce = kThreads / kChunks;
+    constexpr int kChunks = S::kColumns / kVector, kAtOnce = S::kThreads / kChunks;
     const uint32_t stage = stages_ + slot * S::kStageBytes;
     const int32_t first = step * kRows, chunk = thread() % kChunks;
     const int32_t column = first_column_ + chunk * kVector;
@@ -218,12 +221,12 @@ class Chunk {
   // The sum over the warps, in order.
   __device__ __forceinline__ void store_Q(int32_t step, const float* sums) const {
 #pragma unroll
-    for (int32_t first = 0; first < S::kSums; first += kThreads) {
+    for (int32_t first = 0; first < S::kSums; first += S::kThreads) {
       const int32_t i = first + thread(), rank = i % kRank, row = step * kRows + i / kRank;
       if (row >= chunk_.rows || rank >= params_.sums.rank) continue;
       float sum = 0;
 #pragma unroll
-      for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp * S::kSums + i];
+      for (int warp = 0; warp < S::kWarps; ++warp) sum += sums[warp * S::kSums + i];
       const int64_t at = chunk_.begin + row;
       if (params_.sums.Q_slices != nullptr)
         params_.sums

@@ -22,14 +22,14 @@ namespace {
 using lora_output::Chunk;
 using lora_output::kMaxChunk;
 using lora_output::kMaxStages;
-using lora_output::kThreads;
 using lora_output::Params;
 using lora_output::Sizes;
 
 constexpr int kMaxRank = 32;
 
 template <class Element, int kRank>
-__global__ void __launch_bounds__(kThreads, 1) sum_chunk(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(Sizes<kRank>::kThreads, Sizes<kRank>::kCtasPerSm)
+    sum_chunk(const __grid_constant__ Params params) {
   TILEMOE_DYNAMIC_SHARED(char, shared, 128);
   wait_for_previous();
   const RowChunk chunk = find_chunk(params.sums.offsets, params.sums.E, params.sums.chunk_rows,
@@ -79,7 +79,14 @@ struct Memory {
 template <class Element, int kRank>
 void start_chunks(const PdlLaunch& plain, Params params, const DeviceInfo& device) {
   using S = Sizes<kRank>;
-  params.stages = std::min((device.shared_bytes - S::kOtherBytes) / S::kStageBytes, kMaxStages);
+  constexpr int kReserved = 1024;  // by the system, of each CTA's shared memory
+  const auto stages_of = [&](int ctas) {
+    const int bytes = (device.shared_bytes + kReserved) / ctas - kReserved;
+    return std::min((bytes - S::kOtherBytes) / S::kStageBytes, kMaxStages);
+  };
+  constexpr int kEnough = 3;  // stages: with fewer, the only CTA of an SM gets all of its memory
+  params.stages = stages_of(S::kCtasPerSm);
+  if (params.stages < kEnough) params.stages = stages_of(1);
   TILEMOE_ASSERT(params.stages >= 2, device.shared_bytes << " bytes of shared memory");
   constexpr auto kKernel = sum_chunk<Element, kRank>;
   const int bytes = params.stages * S::kStageBytes + S::kOtherBytes;
@@ -91,7 +98,7 @@ void start_chunks(const PdlLaunch& plain, Params params, const DeviceInfo& devic
     return true;
   });
   PdlLaunch where = plain;
-  where.shared_bytes = bytes;
+  where.threads = S::kThreads, where.shared_bytes = bytes;
   launch_pdl<kKernel>(where, params);
 }
 
@@ -142,7 +149,7 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
   const PdlLaunch where{
       .device = device,
       .blocks = dim3(static_cast<unsigned>(memory.chunks), static_cast<unsigned>(memory.slices)),
-      .threads = kThreads,
+      .threads = 0,
       .stream = static_cast<cudaStream_t>(step.stream)};
   with_element(step.source.dtype, [&]<class Element>() {
     with_rank(rank, [&]<int kRank>() { start_chunks<Element, kRank>(where, params, device); });
