@@ -30,6 +30,7 @@ if _has_torch and not _is_module("tilemoe.options"):  # which the package itself
         from .integrations.from_modules import from_modules
         from .lora import LoRA
         from .module import MoE, MoEAux
+        from .quantization import QuantizedExperts, quantize_experts
         from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
     except (ImportError, OSError):
         if not _is_command():  # the command reports what is missing
@@ -40,12 +41,14 @@ __all__ = [
     "LoRA",
     "MoE",
     "MoEAux",
+    "QuantizedExperts",
     "WeightGradients",
     "__version__",
     "from_modules",
     "grouped_experts",
     "moe",
     "moe_general",
+    "quantize_experts",
     "rounded_router",
     "router_losses",
     "scores_at",
