@@ -153,6 +153,7 @@ def _unpacked(packed: Tensor, high_first: bool = False) -> Tensor:
 
 def _e2m1_of(values: Tensor, bounds: list[float]) -> Tensor:
     """The codes of values; bounds: the smallest magnitude of each code but the first."""
+    values = values.contiguous()
     codes = torch.bucketize(values.abs(), values.new_tensor(bounds), right=True, out_int32=True)
     return codes | values.signbit().int() << 3
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _library
+from . import _library, ops
 from ._formats import (
     DEQUANTIZE,
     FORMATS,
@@ -104,7 +104,7 @@ class QuantizedExperts(NamedTuple):
         arrays = self.arrays._asdict().items()
         return self._replace(
             **{field: None if array is None else function(array) for field, array in arrays}
-        )
+        )  # type: ignore[arg-type]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the weight (E, out, in): each value in float32, rounded once to `dtype`.
@@ -117,8 +117,14 @@ class QuantizedExperts(NamedTuple):
         """
         self.check("the weight")
         dtype = _dtype_of(self.dtype if dtype is None else dtype)
-        out = torch.empty(self.stored_shape, dtype=dtype, device=self.device)
-        DEQUANTIZE[self.format](self.arrays, out)
+        if dtype == torch.float32 and self.codes.is_cuda:  # the library has float32 on the CPU only
+            out = torch.empty(self.stored_shape, dtype=dtype, device=self.device)
+            DEQUANTIZE[self.format](self.arrays, out)
+        else:
+            _library.require_device(self.codes, "the weight's codes")
+            number = FORMATS.index(self.format) + 1
+            args = list(self.arrays), number, list(self.stored_shape), dtype
+            out = ops.call_undifferentiated(_library.operators.dequantize.default, *args)
         return out.mT if self.transposed else out
 
     def check(self, name: str) -> None:
