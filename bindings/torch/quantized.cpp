@@ -68,8 +68,7 @@ tilemoe_quantized view_of(const std::string& name, const MaybeTensor* arrays, in
         !array->is_contiguous())
       refuse(name + "." + field + " has shape " + describe_shape(*array) + ", expected " +
              std::to_string(elements) + " contiguous elements of " + std::to_string(element_size) +
-             " bytes: the format is " +
-             tilemoe_format_name(static_cast<tilemoe_format>(format)));
+             " bytes: the format is " + tilemoe_format_name(static_cast<tilemoe_format>(format)));
     data[i] = array->data_ptr();
   }
   tilemoe_quantized view{};
@@ -126,9 +125,9 @@ tilemoe_quantized_weights Quantized::view(const Tensors& weights) const {
 }
 
 tilemoe_weights Quantized::with_strides(tilemoe_weights weights, const Tensors& shapes) const {
-  for (const auto& [place, field] : {std::pair(kW1, &tilemoe_weights::W1),
-                                     std::pair(kW1Up, &tilemoe_weights::W1_up),
-                                     std::pair(kW2, &tilemoe_weights::W2)}) {
+  for (const auto& [place, field] :
+       {std::pair(kW1, &tilemoe_weights::W1), std::pair(kW1Up, &tilemoe_weights::W1_up),
+        std::pair(kW2, &tilemoe_weights::W2)}) {
     if (!of(place) || !shapes[place]) continue;
     const Tensor& weight = *shapes[place];
     const int64_t rows = weight.size(1), columns = weight.size(2);
