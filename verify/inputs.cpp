@@ -181,7 +181,7 @@ class Generator {
   }
 
  private:
-  // Of a weight (E, rows, columns).
+  // The arrays of a weight (E, rows, columns).
   QuantizedArrays arrays(Stream stream, Format format, int64_t rows, int64_t columns,
                          bool transposed, double deviation) const {
     Random random(seed_, stream);
