@@ -4,7 +4,7 @@ quantization_test.py compares with. To write the file again, or to compare it wi
     python tests/torch/quantization_vectors.py --triton-kernels DIR [--compare]
 
 It needs bitsandbytes and torchao, and DIR with the package triton_kernels of the Triton repository
-(python/triton_kernels), which transformers loads for MXFP4. No part of it is needed by the tests."""
+(python/triton_kernels), which transformers loads for MXFP4. The tests need none of them."""
 
 import argparse
 import hashlib
@@ -98,8 +98,9 @@ def main():
         "nf4_double": of_bitsandbytes(W, double=True),
         "nvfp4": of_torchao(W),
     }
+    packages = "bitsandbytes", "torchao"
     vectors = {
-        "versions": {name: importlib.metadata.version(name) for name in ("bitsandbytes", "torchao")},
+        "versions": {name: importlib.metadata.version(name) for name in packages},
         **{format: {k: stored(t) for k, t in made.items()} for format, made in found.items()},
     }
     if args.compare:
