@@ -12,6 +12,7 @@
 #include "cuda/cuda_backend.h"
 #include "layer/layer.h"
 #include "layer/lora.h"
+#include "layer/quantized.h"
 #include "routing/rules.h"
 #include "routing/spec.h"
 #include "tilemoe/tilemoe.h"
@@ -288,6 +289,14 @@ tilemoe_status tilemoe_pack_lora(const tilemoe_experts* experts, const tilemoe_p
     tilemoe::read_struct("packed", packed);  // its size, before the memory is written
     tilemoe::write_struct("packed", packed, tilemoe::pack_lora(experts, args));
   });
+}
+
+const char* tilemoe_format_name(tilemoe_format format) {
+  return tilemoe::format_name(format);
+}
+
+tilemoe_status tilemoe_dequantize(const tilemoe_dequantize_args* args) {
+  return guarded("tilemoe_dequantize", [&] { tilemoe::dequantize(args); });
 }
 
 tilemoe_status tilemoe_forward(const tilemoe_experts* experts, const tilemoe_forward_args* args) {

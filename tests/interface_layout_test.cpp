@@ -36,9 +36,14 @@ struct Layout {
     return Layout{#type, sizeof(type), bytes_then, min_bytes<type>(), min_then, {__VA_ARGS__}}; \
   }()
 
+// Frozen: part of other structs by value, without a size.
+template <class Struct>
+constexpr bool kFrozen =
+    std::is_same_v<Struct, tilemoe_tensor> || std::is_same_v<Struct, tilemoe_quantized>;
+
 template <class Struct>
 constexpr size_t min_bytes() {
-  if constexpr (std::is_same_v<Struct, tilemoe_tensor>)
+  if constexpr (kFrozen<Struct>)
     return 0;
   else
     return kMinBytes<Struct>;
@@ -90,10 +95,18 @@ std::vector<Layout> layouts() {
       STRUCT(tilemoe_sum_rows_args, 232, 224, FIELD(struct_size, 8), FIELD(device, 4),
              FIELD(sources, 4), FIELD(source, 8), FIELD(source_rows, 8), FIELD(place, 64),
              FIELD(addend, 64), FIELD(out, 64), FIELD(stream, 8)),
-      STRUCT(tilemoe_experts, 72, 48, FIELD(struct_size, 8), FIELD(device, 4), FIELD(dtype, 4),
+      STRUCT(tilemoe_experts, 88, 48, FIELD(struct_size, 8), FIELD(device, 4), FIELD(dtype, 4),
              FIELD(d, 8), FIELD(n, 8), FIELD(E, 8), FIELD(activation, 4), FIELD(gate_layout, 4),
              FIELD(clamp, 4), FIELD(alpha, 4), FIELD(up_shift, 4), FIELD(column_blocks, 4),
-             FIELD(rank_1, 4), FIELD(rank_2, 4)),
+             FIELD(rank_1, 4), FIELD(rank_2, 4), FIELD(format_1, 4), FIELD(format_2, 4),
+             FIELD(weight_blocks, 4), FIELD(reserved, 4)),
+      STRUCT(tilemoe_quantized, 48, 0, FIELD(format, 4), FIELD(transposed, 4), FIELD(codes, 8),
+             FIELD(scales, 8), FIELD(scale_map, 8), FIELD(scale_of_scales, 8),
+             FIELD(scale_offset, 8)),
+      STRUCT(tilemoe_quantized_weights, 152, 152, FIELD(struct_size, 8), FIELD(W1, 48),
+             FIELD(W1_up, 48), FIELD(W2, 48)),
+      STRUCT(tilemoe_dequantize_args, 136, 128, FIELD(struct_size, 8), FIELD(device, 4),
+             FIELD(reserved, 4), FIELD(weight, 48), FIELD(out, 64), FIELD(stream, 8)),
       STRUCT(tilemoe_weights, 392, 200, FIELD(struct_size, 8), FIELD(W1, 64), FIELD(W1_up, 64),
              FIELD(W2, 64), FIELD(b1, 64), FIELD(b1_up, 64), FIELD(b2, 64)),
       STRUCT(tilemoe_lora, 400, 392, FIELD(struct_size, 8), FIELD(A1, 64), FIELD(B1, 64),
@@ -114,16 +127,17 @@ std::vector<Layout> layouts() {
              FIELD(reserved, 4)),
       STRUCT(tilemoe_part, 48, 48, FIELD(struct_size, 8), FIELD(begins, 8), FIELD(ends, 8),
              FIELD(first_token, 8), FIELD(tokens, 8), FIELD(last, 4), FIELD(reserved, 4)),
-      STRUCT(tilemoe_forward_args, 264, 248, FIELD(struct_size, 8), FIELD(routing, 8),
+      STRUCT(tilemoe_forward_args, 272, 248, FIELD(struct_size, 8), FIELD(routing, 8),
              FIELD(weights, 8), FIELD(X, 64), FIELD(O, 64), FIELD(addend, 64), FIELD(saved, 8),
              FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8),
-             FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8), FIELD(lora, 8)),
-      STRUCT(tilemoe_backward_args, 416, 392, FIELD(struct_size, 8), FIELD(mode, 4),
+             FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8), FIELD(lora, 8),
+             FIELD(quantized, 8)),
+      STRUCT(tilemoe_backward_args, 424, 392, FIELD(struct_size, 8), FIELD(mode, 4),
              FIELD(accumulate, 4), FIELD(routing, 8), FIELD(weights, 8), FIELD(X, 64),
              FIELD(dO, 64), FIELD(saved, 8), FIELD(dX, 64), FIELD(addend, 64), FIELD(dweights, 8),
              FIELD(ds, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8),
              FIELD(block_turns, 4), FIELD(reserved, 4), FIELD(part, 8), FIELD(lora, 8),
-             FIELD(dlora, 8)),
+             FIELD(dlora, 8), FIELD(quantized, 8)),
   };
 }
 
@@ -144,6 +158,7 @@ TEST(InterfaceLayout, FieldsKeepTheirOffsets) {
 TEST(InterfaceLayout, StructsOnlyGrow) {
   for (const Layout& layout : layouts()) EXPECT_GE(layout.bytes, layout.bytes_then) << layout.type;
   EXPECT_EQ(sizeof(tilemoe_tensor), 64u);
+  EXPECT_EQ(sizeof(tilemoe_quantized), 48u);
 }
 
 // An appended field must not lie in the padding of older callers, which is garbage: so no struct
@@ -161,7 +176,7 @@ TEST(InterfaceLayout, HasNoPadding) {
 
 TEST(InterfaceLayout, StructSizeIsFirst) {
   for (const Layout& layout : layouts()) {
-    if (std::string(layout.type) == "tilemoe_tensor") continue;
+    if (layout.min_bytes == 0) continue;
     EXPECT_STREQ(layout.fields[0].name, "struct_size") << layout.type;
     EXPECT_EQ(layout.fields[0].offset, 0u);
     EXPECT_EQ(layout.fields[0].bytes, sizeof(uint64_t));
@@ -189,6 +204,12 @@ TEST(InterfaceLayout, NumbersOfEnums) {
   EXPECT_EQ(TILEMOE_REGLU, 3);
   EXPECT_EQ(TILEMOE_IDENTITY, 9);
   EXPECT_EQ(TILEMOE_GATE_SPLIT, 2);
+  EXPECT_EQ(TILEMOE_FORMAT_NONE, 0);
+  EXPECT_EQ(TILEMOE_FORMAT_FP8, 1);
+  EXPECT_EQ(TILEMOE_FORMAT_MXFP4, 2);
+  EXPECT_EQ(TILEMOE_FORMAT_NF4, 3);
+  EXPECT_EQ(TILEMOE_FORMAT_NF4_DOUBLE, 4);
+  EXPECT_EQ(TILEMOE_FORMAT_NVFP4, 5);
   EXPECT_EQ(TILEMOE_PASS_BACKWARD, 2);
   EXPECT_EQ(TILEMOE_BACKWARD_OVER_H, 1);
   EXPECT_EQ(TILEMOE_BACKWARD_FIRST, 2);

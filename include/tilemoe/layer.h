@@ -19,6 +19,16 @@ enum class GateLayout : int {
   kSplit = TILEMOE_GATE_SPLIT,
 };
 
+// How a checkpoint stores a quantised weight: see tilemoe_format.
+enum class Format : int {
+  kNone = TILEMOE_FORMAT_NONE,
+  kFp8 = TILEMOE_FORMAT_FP8,
+  kMxfp4 = TILEMOE_FORMAT_MXFP4,
+  kNf4 = TILEMOE_FORMAT_NF4,
+  kNf4Double = TILEMOE_FORMAT_NF4_DOUBLE,
+  kNvfp4 = TILEMOE_FORMAT_NVFP4,
+};
+
 enum class Pass : int {
   kInference = TILEMOE_PASS_INFERENCE,
   kForward = TILEMOE_PASS_FORWARD,
@@ -45,6 +55,44 @@ struct WeightGradients {
 
   tilemoe_weights to_c() const { return {sizeof(tilemoe_weights), W1, W1_up, W2, b1, b1_up, b2}; }
 };
+
+// One quantised weight of all experts: see tilemoe_quantized.
+struct Quantized {
+  Format format = Format::kNone;
+  bool transposed = false;
+  const void* codes = nullptr;
+  const void* scales = nullptr;
+  const float* scale_map = nullptr;
+  const float* scale_of_scales = nullptr;
+  const float* scale_offset = nullptr;
+
+  operator tilemoe_quantized() const {
+    return {static_cast<tilemoe_format>(format),
+            transposed,
+            codes,
+            scales,
+            scale_map,
+            scale_of_scales,
+            scale_offset};
+  }
+};
+
+// The quantised weights of a call, for ForwardArgs::quantized and BackwardArgs::quantized.
+struct QuantizedWeights : tilemoe_quantized_weights {
+  explicit QuantizedWeights(const Quantized& of_W1 = {}, const Quantized& of_W2 = {},
+                            const Quantized& of_W1_up = {})
+      : tilemoe_quantized_weights{sizeof(tilemoe_quantized_weights), of_W1, of_W1_up, of_W2} {}
+};
+
+// Writes the values of a weight to `out` (E, R, C), contiguous in the order of its codes.
+inline void dequantize(Device device, const Quantized& weight, const Tensor& out,
+                       void* stream = nullptr) {
+  tilemoe_dequantize_args args{};
+  args.struct_size = sizeof args;
+  args.device = to_c(device);
+  args.weight = weight, args.out = out, args.stream = stream;
+  check(tilemoe_dequantize(&args));
+}
 
 // Low-rank adapters of the weights, and their gradients. The shapes are those of tilemoe_lora.
 struct Lora {
@@ -88,6 +136,7 @@ struct ForwardArgs {
   int block_turns = 0;
   const tilemoe_part* part = nullptr;
   const tilemoe_packed_lora* lora = nullptr;  // from Experts::pack_lora(); null without adapters
+  const tilemoe_quantized_weights* quantized = nullptr;  // QuantizedWeights; null without any
 
   // The C struct, valid as long as `c_weights` exists.
   tilemoe_forward_args to_c(const tilemoe_weights& c_weights) const {
@@ -100,6 +149,7 @@ struct ForwardArgs {
     args.block_turns = block_turns;
     args.part = part;
     args.lora = lora;
+    args.quantized = quantized;
     return args;
   }
 };
@@ -123,6 +173,7 @@ struct BackwardArgs {
   const tilemoe_part* part = nullptr;
   const tilemoe_packed_lora* lora = nullptr;
   LoraGradients dlora = {};
+  const tilemoe_quantized_weights* quantized = nullptr;
 
   // The C struct, valid as long as the weights and gradients exist.
   tilemoe_backward_args to_c(const tilemoe_weights& c_weights, const tilemoe_weights& c_dweights,
@@ -142,6 +193,7 @@ struct BackwardArgs {
     args.part = part;
     args.lora = lora;
     args.dlora = &c_dlora;
+    args.quantized = quantized;
     return args;
   }
 };
@@ -156,7 +208,9 @@ struct Experts {
   GateLayout gate_layout = GateLayout::kConcatenated;
   float clamp = 0, alpha = 0, up_shift = 0;
   int32_t column_blocks = 0;
-  int32_t rank_1 = 0, rank_2 = 0;  // of adapters
+  int32_t rank_1 = 0, rank_2 = 0;                             // of adapters
+  Format format_1 = Format::kNone, format_2 = Format::kNone;  // of quantised weights
+  int32_t weight_blocks = 0;
 
   tilemoe_experts to_c() const {
     tilemoe_experts experts{};
@@ -169,6 +223,9 @@ struct Experts {
     experts.clamp = clamp, experts.alpha = alpha, experts.up_shift = up_shift;
     experts.column_blocks = column_blocks;
     experts.rank_1 = rank_1, experts.rank_2 = rank_2;
+    experts.format_1 = static_cast<tilemoe_format>(format_1);
+    experts.format_2 = static_cast<tilemoe_format>(format_2);
+    experts.weight_blocks = weight_blocks;
     return experts;
   }
 

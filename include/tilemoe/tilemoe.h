@@ -517,6 +517,18 @@ typedef enum tilemoe_gate_layout TILEMOE_INT {
   TILEMOE_GATE_SPLIT = 2         /* W1 (E, n, d) is the gate, W1_up (E, n, d) the up (w1, w3) */
 } tilemoe_gate_layout;
 
+/* How a checkpoint stores a quantised weight (tilemoe_quantized). */
+typedef enum tilemoe_format TILEMOE_INT {
+  TILEMOE_FORMAT_NONE = 0,       /* not quantised */
+  TILEMOE_FORMAT_FP8 = 1,        /* DeepSeek-V3's: e4m3, a float32 scale per 128 x 128 values */
+  TILEMOE_FORMAT_MXFP4 = 2,      /* gpt-oss's: e2m1, an e8m0 scale per 32 values of a row */
+  TILEMOE_FORMAT_NF4 = 3,        /* bitsandbytes': NormalFloat4, a float32 scale per 64 values */
+  TILEMOE_FORMAT_NF4_DOUBLE = 4, /* the same with 8-bit scales, quantised in blocks of 256 */
+  TILEMOE_FORMAT_NVFP4 = 5       /* e2m1, an e4m3 scale per 16 values of a row, and one of these */
+} tilemoe_format;
+/* "fp8", "mxfp4", "nf4", "nf4_double", "nvfp4"; "none" for 0, "unknown format" for other numbers. */
+TILEMOE_API const char* tilemoe_format_name(tilemoe_format format);
+
 /* The function of the experts. */
 typedef struct tilemoe_experts {
   uint64_t struct_size;
@@ -538,6 +550,17 @@ typedef struct tilemoe_experts {
   /* Low-rank adapters (tilemoe_lora): columns of P1 and P2. 0: W1, or W2, has no adapter. */
   int32_t rank_1;
   int32_t rank_2;
+  /* Quantised weights (tilemoe_quantized): the format of W1 and W1_up, and that of W2. Such a weight
+   * is absent in tilemoe_weights, the call's `quantized` has it, and it has no gradient. Each pass
+   * dequantises it into the workspace, the experts with rows alone, and computes with the result:
+   * the bits are those of the layer with the dequantised weight. */
+  tilemoe_format format_1;
+  tilemoe_format format_2;
+  /* Less workspace for quantised weights at a small cost in time: the workspace has room for one of
+   * this number of blocks of experts, each of which is dequantised and used before the next one. 0
+   * and 1: all experts at once. The bits are the same. */
+  int32_t weight_blocks;
+  int32_t reserved;
 } tilemoe_experts;
 
 /* The experts' weights, in the checkpoint's own layout, or their gradients. A weight's last two
@@ -547,13 +570,62 @@ typedef struct tilemoe_experts {
  * on d must have stride 1 on d as well. */
 typedef struct tilemoe_weights {
   uint64_t struct_size;
-  tilemoe_tensor W1;    /* (E, 2n, d), or (E, n, d) when split or not gated */
-  tilemoe_tensor W1_up; /* (E, n, d) when split, else absent */
-  tilemoe_tensor W2;    /* (E, d, n) */
+  tilemoe_tensor W1;    /* (E, 2n, d), or (E, n, d) when split or not gated; absent if quantised */
+  tilemoe_tensor W1_up; /* (E, n, d) when split, else absent; absent if quantised */
+  tilemoe_tensor W2;    /* (E, d, n); absent if quantised */
   tilemoe_tensor b1;    /* (E, 2n) in W1's row order, or (E, n) when split or not gated; optional */
   tilemoe_tensor b1_up; /* (E, n) when split and biased, else absent */
   tilemoe_tensor b2;    /* (E, d); optional */
 } tilemoe_weights;
+
+/* One quantised weight of all experts, as its checkpoint stores it, contiguous: (E, R, C) values,
+ * which are the weight (E, rows, columns), or with `transposed` the weight as (E, columns, rows):
+ * W1 has R = 2n and C = d, transposed R = d and C = 2n. `codes` has one narrow number per value, in
+ * this order, `scales` one number per block of them:
+ *
+ *   format      codes                            scales                      value
+ *   FP8         (E, R, C) e4m3                   (E, R/128, C/128) float32   code * scale
+ *   MXFP4       (E, R, C/2), low nibble first    (E, R, C/32) e8m0           code * 2^(scale - 127)
+ *   NF4         (E*R*C/2), high nibble first     (E*R*C/64) float32          nf4[code] * scale
+ *   NF4_DOUBLE  as NF4                           (E*R*C/64) uint8            nf4[code] * (offset +
+ *                                        scale_map[scale] * scale_of_scales[block / 256])
+ *   NVFP4       (E, R, C/2), low nibble first    (E, R, C/16) e4m3           code *
+ *                                                            (scale_of_scales[expert] * scale)
+ *
+ * FP8 rounds R/128 and C/128 up. MXFP4 needs C % 32 = 0, NVFP4 C % 16 = 0, NF4 E*R*C % 64 = 0. Each
+ * product and sum is one of float32; the value is rounded once more, to the dtype of the result. NaN
+ * codes of e4m3, and the e8m0 scale 255, are NaN. `codes` lies on 16 bytes, the other arrays on their
+ * element. Frozen: it is part of other structs by value. */
+typedef struct tilemoe_quantized {
+  tilemoe_format format; /* NONE: absent, all other fields are 0 */
+  int32_t transposed;
+  const void* codes;
+  const void* scales;
+  const float* scale_map;       /* NF4_DOUBLE: (256); else null */
+  const float* scale_of_scales; /* NF4_DOUBLE: (E*R*C/64/256, rounded up); NVFP4: (E); else null */
+  const float* scale_offset;    /* NF4_DOUBLE: (1); else null */
+} tilemoe_quantized;
+
+/* The quantised weights of a call. Those of experts.format_1 and format_2 are given, the others have
+ * format NONE. W1 and W1_up have the same `transposed`. */
+typedef struct tilemoe_quantized_weights {
+  uint64_t struct_size;
+  tilemoe_quantized W1;
+  tilemoe_quantized W1_up; /* when split */
+  tilemoe_quantized W2;
+} tilemoe_quantized_weights;
+
+/* Dequantises a whole weight. The layer does it itself, in its workspace. */
+typedef struct tilemoe_dequantize_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  int32_t reserved;
+  tilemoe_quantized weight;
+  tilemoe_tensor out; /* (E, R, C), contiguous, whether the weight is transposed or not: float32
+                         (CPU), bfloat16, float16. C is a multiple of 8 */
+  void* stream;
+} tilemoe_dequantize_args;
+TILEMOE_API tilemoe_status tilemoe_dequantize(const tilemoe_dequantize_args* args);
 
 /* Low-rank adapters, LoRA (arXiv 2106.09685): the layer computes with W1 + scale_1 B1 A1 and
  * W2 + scale_2 B2 A2 for every expert, without making these sums. Or the gradients of A and B. An
@@ -601,7 +673,8 @@ typedef struct tilemoe_packed_lora {
 TILEMOE_API tilemoe_status tilemoe_packed_lora_bytes(const tilemoe_experts* experts, size_t* bytes);
 /* Packs adapters into `memory` (on 16 bytes) and fills *packed. `lora`: float32, bfloat16 or float16,
  * any strides. `weights`: W1 and W2 with the strides that the layer's calls will have; no data is
- * read. */
+ * read. A quantised weight has those of the contiguous (E, rows, columns), or if it is transposed of
+ * (E, columns, rows); absent: not transposed. */
 typedef struct tilemoe_pack_lora_args {
   uint64_t struct_size;
   const tilemoe_lora* lora;
@@ -710,7 +783,7 @@ typedef struct tilemoe_workspace_query {
   tilemoe_backward_mode mode; /* of PASS_BACKWARD; 0 for others. REST stands for a call after
                                  OVER_H: one after FIRST has FIRST's workspace */
   uint32_t gradients; /* PASS_BACKWARD: the TILEMOE_GRADIENT_ bits that may be requested; 0: all
-                         that the mode has. FIRST: its own and those of REST calls that follow */
+                         that the mode has, without those of quantised weights. FIRST: its own and those of REST calls that follow */
   int32_t reserved;
 } tilemoe_workspace_query;
 /* Workspace of one pass: enough for a call that requests those gradients or some of them. Depends
@@ -761,6 +834,8 @@ typedef struct tilemoe_forward_args {
       part; /* null: the whole pass. Else this part's rows of H and of O are written,
                                and no other token's row of X is read */
   const tilemoe_packed_lora* lora; /* required if experts.rank_1 or rank_2 is not 0, else null */
+  const tilemoe_quantized_weights* quantized; /* required if experts.format_1 or format_2 is not 0,
+                                                 else null */
 } tilemoe_forward_args;
 TILEMOE_API tilemoe_status tilemoe_forward(const tilemoe_experts* experts,
                                            const tilemoe_forward_args* args);
@@ -795,6 +870,8 @@ typedef struct tilemoe_backward_args {
   const tilemoe_packed_lora* lora; /* as in forward */
   const tilemoe_lora* dlora; /* out: gradients of A and B, each in the experts' dtype or float32;
                                 written or added to, as dweights; null: none is computed */
+  const tilemoe_quantized_weights* quantized; /* as in forward. dweights has no gradient of such a
+                                                 weight */
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
                                             const tilemoe_backward_args* args);

@@ -85,6 +85,9 @@ template <>
 inline constexpr size_t kMinBytes<tilemoe_pack_lora_args> = offsetof(tilemoe_pack_lora_args,
                                                                      stream);
 template <>
+inline constexpr size_t kMinBytes<tilemoe_dequantize_args> = offsetof(tilemoe_dequantize_args,
+                                                                      stream);
+template <>
 inline constexpr size_t kMinBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
 template <>
 inline constexpr size_t kMinBytes<tilemoe_saved> = offsetof(tilemoe_saved, parts_tokens);

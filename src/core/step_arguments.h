@@ -274,6 +274,20 @@ struct LoraProjection {
   LoraGradient gradient = {};  // without dA, and its scratch is this step's; no parts: not wanted
 };
 
+// ---- quantised weights
+
+// The values of a block of experts, those without rows left out.
+struct Dequantize {
+  tilemoe_quantized weight;
+  int64_t first;       // the block's first expert, of those that the weight has
+  tilemoe_tensor out;  // (experts of the block, R, C), contiguous: in the order of the codes
+  const int32_t* begins = nullptr;  // (experts of the block) rows [begins[e], ends[e]) of each
+  const int32_t* ends = nullptr;    // null: every expert is written
+  void* stream = nullptr;
+};
+
+// ---- packing
+
 // Factors (E, rows, columns) of any strides, written to packed ones: rounded, times scale.
 struct LoraPacking {
   struct Copy {

@@ -18,6 +18,7 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/input_gradient.cpp
   cpu/lora_projection.cpp
   cpu/pack_lora.cpp
+  cpu/dequantize.cpp
   cpu/bias_gradient.cpp
   cpu/top_k.cpp
   cpu/route.cpp
@@ -27,10 +28,11 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/router_losses.cpp
   cpu/sum_rows.cpp
 )
-# Routing gives the same bits on every machine: nothing may be contracted (routing/order.h). fmaf may
+# Routing and dequantisation give the same bits on every machine: nothing may be contracted
+# (routing/order.h). fmaf may
 # become an instruction and a comparison a select, or its loops would not become vectors.
 set_source_files_properties(
   cpu/top_k.cpp cpu/route_rounded.cpp cpu/route_tokens.cpp cpu/router_backward.cpp
-  cpu/router_losses.cpp
+  cpu/router_losses.cpp cpu/dequantize.cpp
   PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 list(PREPEND tilemoe_dependencies DNNL::dnnl hwy::hwy OpenMP::OpenMP_CXX)

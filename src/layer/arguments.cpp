@@ -78,6 +78,14 @@ tilemoe_experts read_experts(const tilemoe_experts* given) {
     TILEMOE_CHECK(rank >= 0 && rank % kWidthMultiple == 0 && rank <= limit,
                   name << " is " << rank << ", expected a multiple of " << kWidthMultiple
                        << ", at most " << limit);
+  for (const auto& [name, format] :
+       {std::pair("format_1", experts.format_1), std::pair("format_2", experts.format_2)})
+    TILEMOE_CHECK(
+        format >= TILEMOE_FORMAT_NONE && format <= TILEMOE_FORMAT_NVFP4,
+        name << " is " << static_cast<int>(format) << ", which is none of tilemoe_format");
+  TILEMOE_CHECK(experts.weight_blocks >= 0,
+                "weight_blocks is " << experts.weight_blocks << ", expected at least 0");
+  check_reserved("experts", experts.reserved);
   const int64_t matrix = checked_product(h_width(experts), experts.d, "2n * d");
   checked_product(checked_product(experts.E, matrix, "E * 2n * d"), 4, "bytes of W1");
   return experts;
@@ -119,9 +127,14 @@ void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weight
   const DTypes dtype = {experts.dtype};
   const int64_t E = experts.E, d = experts.d, n = experts.n;
   const char* not_split = "only the split gate layout has it";
-  check_tensor("weights.W1", weights.W1,
-               {{E, w1_rows(experts), d}, dtype, Strides::kMatrixEitherMajor});
-  check_tensor("weights.W2", weights.W2, {{E, d, n}, dtype, Strides::kMatrixEitherMajor});
+  const auto check_weight = [&](const char* name, const tilemoe_tensor& weight, int64_t rows,
+                                int64_t columns, tilemoe_format format) {
+    if (format != TILEMOE_FORMAT_NONE)
+      return check_absent(name, weight, "it is quantised, and `quantized` has it");
+    check_tensor(name, weight, {{E, rows, columns}, dtype, Strides::kMatrixEitherMajor});
+  };
+  check_weight("weights.W1", weights.W1, w1_rows(experts), d, experts.format_1);
+  check_weight("weights.W2", weights.W2, d, n, experts.format_2);
   check_optional("weights.b1", weights.b1, {{E, w1_rows(experts)}, dtype, Strides::kRows});
   check_optional("weights.b2", weights.b2, {{E, d}, dtype, Strides::kRows});
   if (!split(experts)) {
@@ -129,7 +142,7 @@ void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weight
     check_absent("weights.b1_up", weights.b1_up, not_split);
     return;
   }
-  check_tensor("weights.W1_up", weights.W1_up, {{E, n, d}, dtype, Strides::kMatrixEitherMajor});
+  check_weight("weights.W1_up", weights.W1_up, n, d, experts.format_1);
   TILEMOE_CHECK(contiguous_along_d(weights.W1) == contiguous_along_d(weights.W1_up),
                 "weights.W1 is contiguous along "
                     << contiguous_dimension(weights.W1) << " and weights.W1_up along "

@@ -3,6 +3,7 @@
 #include "layer/call.h"
 #include "layer/layer.h"
 #include "layer/lora.h"
+#include "layer/quantized.h"
 #include "layer/steps.h"
 
 namespace tilemoe {
@@ -27,6 +28,12 @@ class BackwardSteps {
                       experts_->rank_2)),
         Q1_(rank_rows(call.work.needs_Q1(call.experts), call.plan.Q1, experts_->rank_1)),
         ds_partial_(reinterpret_cast<float*>(base_ + call.plan.ds_partial)),
+        blocks_({.run = run_,
+                 .experts = call.experts,
+                 .quantized = call.quantized,
+                 .weights = call.weights,
+                 .workspace = base_,
+                 .stream = call.args.stream}),
         accumulate_(call.args.accumulate != 0),
         tuning_(tuning_of(call.args.block_turns, call.kernels)) {}
 
@@ -45,20 +52,23 @@ class BackwardSteps {
             .stream = call_.args.stream,
             .tuning = tuning_,
             .gradient = dB2_with_Q2() ? gradient_of_B(gradient_2()) : LoraGradient{}});
-    run_(&Steps::activation_gradient,
-         {.experts = experts_,
-          .rows = rows,
-          .dO = call_.args.dO,
-          .W1 = call_.weights.W1,
-          .W2 = call_.weights.W2,
-          .H = call_.saved.H,
-          .dH = call_.work.needs_dH() ? dH_ : tilemoe_tensor{},
-          .A_scaled = wants(BackwardWork::kNeedsAScaled) ? A_scaled_ : tilemoe_tensor{},
-          .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
-          .scratch = scratch_at(base_, call_.plan.activation_scratch),
-          .stream = call_.args.stream,
-          .tuning = tuning_,
-          .adapter = {Q2_, transposed_or_absent(call_.lora.A2)}});
+    const auto gradient = [&](const ExpertBlock& block, const tilemoe_tensor& W2) {
+      run_(&Steps::activation_gradient,
+           {.experts = experts_,
+            .rows = block.rows,
+            .dO = call_.args.dO,
+            .W1 = call_.weights.W1,
+            .W2 = W2,
+            .H = call_.saved.H,
+            .dH = call_.work.needs_dH() ? dH_ : tilemoe_tensor{},
+            .A_scaled = wants(BackwardWork::kNeedsAScaled) ? A_scaled_ : tilemoe_tensor{},
+            .ds_partial = wants(TILEMOE_GRADIENT_S) ? ds_partial_ : nullptr,
+            .scratch = scratch_at(base_, call_.plan.activation_scratch),
+            .stream = call_.args.stream,
+            .tuning = tuning_,
+            .adapter = {Q2_, transposed_or_absent(block.of(call_.lora.A2))}});
+    };
+    blocks_.for_each_W2(&Steps::dequantize_W2_again, call_.plan.W2, rows, false, gradient);
   }
 
   void score_gradient() const {
@@ -109,20 +119,23 @@ class BackwardSteps {
     for_each_block(call_.experts.d, call_.plan.block_columns, [&](int64_t first, int64_t columns) {
       const tilemoe_tensor dX_rows =
           region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);
+      const auto gradient = [&](const ExpertBlock& block, const UpWeights& up) {
+        const tilemoe_tensor A1 = slice(block.of(call_.lora.A1), 2, first, columns);
+        run_(&Steps::input_gradient, {.experts = experts_,
+                                      .rows = block.rows,
+                                      .dH = dH_,
+                                      .weights = {slice(up.W1, 2, first, columns),
+                                                  slice(up.W1_up, 2, first, columns),
+                                                  {},
+                                                  {}},
+                                      .dX_rows = dX_rows,
+                                      .scratch = scratch_at(base_, call_.plan.dX_scratch),
+                                      .stream = call_.args.stream,
+                                      .tuning = tuning_,
+                                      .adapter = {Q1_, transposed_or_absent(A1)}});
+      };
       if (any_rows_)
-        run_(&Steps::input_gradient,
-             {.experts = experts_,
-              .rows = rows_,
-              .dH = dH_,
-              .weights = {slice(call_.weights.W1, 2, first, columns),
-                          slice(call_.weights.W1_up, 2, first, columns),
-                          {},
-                          {}},
-              .dX_rows = dX_rows,
-              .scratch = scratch_at(base_, call_.plan.dX_scratch),
-              .stream = call_.args.stream,
-              .tuning = tuning_,
-              .adapter = {Q1_, transposed_or_absent(slice(call_.lora.A1, 2, first, columns))}});
+        blocks_.for_each_W1(&Steps::dequantize_W1_again, call_.plan.W1, rows_, first > 0, gradient);
       run_(&Steps::combine_dX, {.experts = experts_,
                                 .routing = &call_.routing,
                                 .row_values = dX_rows,
@@ -240,6 +253,7 @@ class BackwardSteps {
   const tilemoe_tensor dH_, A_scaled_;
   const tilemoe_tensor Q2_, Q1_;  // absent without an adapter
   float* const ds_partial_;
+  const WeightBlocks blocks_;
   const bool accumulate_;
   const Tuning tuning_;
 };

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/overlap.h"
 #include "layer/lora.h"
+#include "layer/quantized.h"
 #include "layer/steps.h"
 #include "routing/spec.h"
 
@@ -31,6 +32,7 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
     : experts(read_experts(given_experts)),
       args(read_struct("forward args", given)),
       routing(read_routing_of(args.routing, experts)),
+      quantized(read_quantized(args.quantized, experts)),
       weights(checked_weights()),
       lora(read_lora(args.lora, experts, weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
@@ -45,7 +47,7 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
 tilemoe_weights ForwardCall::checked_weights() const {
   const tilemoe_weights read = read_struct("weights", args.weights);
   check_weights(experts, read);
-  return read;
+  return with_dequantized(read, experts, quantized);
 }
 
 KernelPlan ForwardCall::checked_kernels() const {
@@ -73,6 +75,7 @@ void ForwardCall::check_memory() const {
   memory.reads("X", args.X, "O");
   memory.reads("addend", args.addend, same_view(args.addend, args.O) ? "O" : nullptr);
   read_weights_and_routing(memory, weights, routing, part);
+  read_quantized_memory(memory, quantized, experts);
   read_lora_memory(memory, lora);
   memory.check();
 }
@@ -83,6 +86,7 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
     : experts(read_experts(given_experts)),
       args(read_struct("backward args", given)),
       routing(read_routing_of(args.routing, experts)),
+      quantized(read_quantized(args.quantized, experts)),
       weights(checked_weights()),
       gradients(args.dweights ? read_struct("dweights", args.dweights) : tilemoe_weights{}),
       lora(read_lora(args.lora, experts, weights)),
@@ -126,7 +130,7 @@ BackwardWork BackwardCall::requested_work() const {
 tilemoe_weights BackwardCall::checked_weights() const {
   const tilemoe_weights read = read_struct("weights", args.weights);
   check_weights(experts, read);
-  return read;
+  return with_dequantized(read, experts, quantized);
 }
 
 KernelPlan BackwardCall::checked_kernels() const {
@@ -154,6 +158,7 @@ KernelPlan BackwardCall::checked_kernels() const {
 void BackwardCall::check_weight_gradients() const {
   const int64_t E = experts.E, d = experts.d, n = experts.n;
   const DTypes dtypes = {experts.dtype, TILEMOE_FLOAT32};
+  check_no_quantized_gradients(experts, gradients);
   const TensorRule w1{{E, w1_rows(experts), d}, dtypes, Strides::kMatrixEitherMajor};
   const TensorRule up{{E, n, d}, dtypes, Strides::kMatrixEitherMajor};
   check_optional("dweights.W1", gradients.W1, w1);
@@ -246,11 +251,12 @@ void BackwardCall::check_memory() const {
   else
     memory.reads("saved.H", saved.H);
   read_weights_and_routing(memory, weights, routing, part);
+  read_quantized_memory(memory, quantized, experts);
   read_lora_memory(memory, lora);
   memory.check();
 }
 
-BackwardWork work_of(const tilemoe_workspace_query& query) {
+BackwardWork work_of(const tilemoe_workspace_query& query, const tilemoe_experts& experts) {
   TILEMOE_CHECK(query.pass == TILEMOE_PASS_BACKWARD,
                 "pass is " << static_cast<int>(query.pass) << ", expected 0 to 2");
   TILEMOE_CHECK(query.mode >= TILEMOE_BACKWARD_WHOLE && query.mode <= TILEMOE_BACKWARD_REST,
@@ -262,9 +268,13 @@ BackwardWork work_of(const tilemoe_workspace_query& query) {
   TILEMOE_CHECK((query.gradients & ~limit) == 0,
                 "gradients is " << query.gradients
                                 << ", expected those of dX, dW1 and db1 alone: mode is REST");
+  const uint32_t frozen = quantized_gradients(experts);
+  TILEMOE_CHECK((query.gradients & frozen) == 0,
+                "gradients is " << query.gradients
+                                << ", and has those of a quantised weight: it has no gradient");
   return {.mode = query.mode,
           .dH_over_H = rest || query.mode == TILEMOE_BACKWARD_OVER_H,
-          .gradients = query.gradients ? query.gradients : limit};
+          .gradients = query.gradients ? query.gradients : limit & ~frozen};
 }
 
 }  // namespace tilemoe

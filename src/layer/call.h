@@ -18,7 +18,8 @@ class ForwardCall {
   const tilemoe_experts experts;
   const tilemoe_forward_args args;
   const tilemoe_routing routing;
-  const tilemoe_weights weights;
+  const tilemoe_quantized_weights quantized;  // zero without any
+  const tilemoe_weights weights;   // with what steps need of quantised ones but data (quantized.h)
   const tilemoe_packed_lora lora;  // zero without adapters
   const tilemoe_saved saved;       // zero in inference
   const std::optional<tilemoe_part> part;
@@ -39,6 +40,7 @@ class BackwardCall {
   const tilemoe_experts experts;
   const tilemoe_backward_args args;
   const tilemoe_routing routing;
+  const tilemoe_quantized_weights quantized;
   const tilemoe_weights weights, gradients;
   const tilemoe_packed_lora lora;  // zero without adapters
   const tilemoe_lora lora_gradients;
@@ -63,6 +65,6 @@ class BackwardCall {
 };
 
 // The backward that a query describes. Throws if the pass of the query is another.
-BackwardWork work_of(const tilemoe_workspace_query& query);
+BackwardWork work_of(const tilemoe_workspace_query& query, const tilemoe_experts& experts);
 
 }  // namespace tilemoe

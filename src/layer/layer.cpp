@@ -6,6 +6,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "layer/call.h"
+#include "layer/quantized.h"
 #include "layer/steps.h"
 #include "layer/workspace.h"
 #include "routing/spec.h"
@@ -35,6 +36,13 @@ constexpr int64_t kSmallT = 2048;
 Tuning forward_tuning(const ForwardCall& call) {
   Tuning tuning = tuning_of(call.args.block_turns, call.kernels);
   tuning.pdl = call.routing.spec.capacity <= kSmallT;
+  return tuning;
+}
+
+// With PDL a GEMM may read its weights before the previous kernel has ended: those that this kernel
+// writes must not be read then.
+Tuning gemm_tuning(Tuning tuning, tilemoe_format format) {
+  tuning.pdl = tuning.pdl && format == TILEMOE_FORMAT_NONE;
   return tuning;
 }
 
@@ -69,7 +77,7 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
                              << ", expected 0: the pass is not backward");
     return ForwardPlan(backend, experts, spec, query.pass == TILEMOE_PASS_FORWARD).total;
   }
-  return BackwardPlan(backend, experts, spec, work_of(query)).total;
+  return BackwardPlan(backend, experts, spec, work_of(query, experts)).total;
 }
 
 void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
@@ -103,32 +111,46 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                  .tuning = tuning});
   };
 
+  const WeightBlocks blocks({.run = run,
+                             .experts = call.experts,
+                             .quantized = call.quantized,
+                             .weights = weights,
+                             .workspace = static_cast<char*>(args.workspace),
+                             .stream = args.stream});
+
   project(&Steps::lora_P1, args.X, true, call.lora.A1, P1);
-  if (spec.capacity > 0)
+  const auto up_projection = [&](const ExpertBlock& block, const UpWeights& up) {
     run(&Steps::up_projection, {.experts = &call.experts,
-                                .rows = rows,
+                                .rows = block.rows,
                                 .X = args.X,
-                                .weights = {weights.W1, weights.W1_up, weights.b1, weights.b1_up},
+                                .weights = up,
                                 .H = call.saved.H,
                                 .A = A,
                                 .scratch = scratch,
                                 .stream = args.stream,
-                                .tuning = tuning,
-                                .adapter = {P1, call.lora.B1}});
+                                .tuning = gemm_tuning(tuning, call.experts.format_1),
+                                .adapter = {P1, block.of(call.lora.B1)}});
+  };
+  if (spec.capacity > 0)
+    blocks.for_each_W1(&Steps::dequantize_W1, call.plan.W1, rows, false, up_projection);
   project(&Steps::lora_P2, A, false, call.lora.A2, P2);
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
+    const auto down_projection = [&](const ExpertBlock& block, const tilemoe_tensor& W2) {
+      run(&Steps::down_projection,
+          {.experts = &call.experts,
+           .rows = block.rows,
+           .A = A,
+           .W2 = slice(W2, 1, first, columns),
+           .b2 = slice(block.of(weights.b2), 1, first, columns),
+           .Y = Y,
+           .scratch = scratch,
+           .stream = args.stream,
+           .tuning = gemm_tuning(tuning, call.experts.format_2),
+           .adapter = {P2, slice(block.of(call.lora.B2), 1, first, columns)}});
+    };
     if (spec.capacity > 0)
-      run(&Steps::down_projection, {.experts = &call.experts,
-                                    .rows = rows,
-                                    .A = A,
-                                    .W2 = slice(weights.W2, 1, first, columns),
-                                    .b2 = slice(weights.b2, 1, first, columns),
-                                    .Y = Y,
-                                    .scratch = scratch,
-                                    .stream = args.stream,
-                                    .tuning = tuning,
-                                    .adapter = {P2, slice(call.lora.B2, 1, first, columns)}});
+      blocks.for_each_W2(&Steps::dequantize_W2, call.plan.W2, rows, first > 0, down_projection);
     run(&Steps::combine, {.experts = &call.experts,
                           .routing = &routing,
                           .row_values = Y,

@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "layer/arguments.h"
 #include "layer/lora.h"
+#include "layer/quantized.h"
 #include "layer/steps.h"
 #include "layer/workspace.h"
 
@@ -149,7 +150,7 @@ tilemoe_packed_lora bind_packed_lora(const tilemoe_experts* given_experts,
                                      const tilemoe_weights* given_weights, void* memory,
                                      size_t bytes, const tilemoe_packed_lora* given) {
   const tilemoe_experts experts = read_experts(given_experts);
-  const tilemoe_weights weights = read_struct("weights", given_weights);
+  const tilemoe_weights weights = with_shapes(read_struct("weights", given_weights), experts);
   const tilemoe_packed_lora of_caller = read_struct("packed", given);
   check_packed_memory(experts, memory, bytes);
   tilemoe_packed_lora packed = packed_at(memory, experts, weights);
@@ -163,7 +164,7 @@ tilemoe_packed_lora pack_lora(const tilemoe_experts* given_experts,
   const tilemoe_experts experts = read_experts(given_experts);
   const tilemoe_pack_lora_args args = read_struct("pack lora args", given);
   const tilemoe_lora lora = read_struct("lora", args.lora);
-  const tilemoe_weights weights = read_struct("weights", args.weights);
+  const tilemoe_weights weights = with_shapes(read_struct("weights", args.weights), experts);
   const Ranks ranks = read_ranks(experts, lora);
   check_packed_memory(experts, args.memory, args.bytes);
   tilemoe_packed_lora packed = packed_at(args.memory, experts, weights);

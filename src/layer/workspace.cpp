@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "layer/quantized.h"
 
 namespace tilemoe {
 namespace {
@@ -75,14 +76,17 @@ ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
   const Steps& steps = backend.steps;
   Plan plan;
   A = plan.take(row_bytes(experts, spec, experts.n));
-  block_columns = output_block_columns(experts);
-  Y = plan.take(row_bytes(experts, spec, block_columns));
   P1 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_1));
   P2 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_2));
   scratch = plan.take_scratch(std::max({steps.lora_P1.scratch_bytes(experts, sizes),
                                         steps.up_projection.scratch_bytes(experts, sizes),
                                         steps.down_projection.scratch_bytes(experts, sizes)}));
-  total = plan.used();
+  Plan up = plan, down = plan;
+  W1 = up.take(dequantized_bytes_1(experts));
+  block_columns = output_block_columns(experts);
+  Y = down.take(row_bytes(experts, spec, block_columns));
+  W2 = down.take(dequantized_bytes_2(experts));
+  total = std::max(up.used(), down.used());
 }
 
 BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& experts,
@@ -120,6 +124,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     if (experts.rank_2 > 0)
       Q2_scratch = scratch_after(
           activation, work.wants(TILEMOE_GRADIENT_LORA_2) ? steps.lora_Q2 : steps.lora_P2);
+    W2 = activation.take(dequantized_bytes_2(experts));
     activation_scratch = scratch_after(activation, steps.activation_gradient);
   }
   block_columns = input_block_columns(experts, work.dH_over_H);
@@ -131,6 +136,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
   if (work.wants(TILEMOE_GRADIENT_X)) {
     Plan dX = all;
     dX_rows = dX.take(row_bytes(experts, spec, block_columns));
+    W1 = dX.take(dequantized_bytes_1(experts));
     dX_scratch = scratch_after(dX, steps.input_gradient);
   }
   if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP))

@@ -29,9 +29,10 @@ struct ScratchRegion {
 };
 
 // A lives until the last block of Y is made, a block of Y until the combine. P1 and P2 are here if
-// the call saves nothing.
+// the call saves nothing. Dequantised weights of a block of experts: W1 and W1_up live while A is
+// made, in the place that Y and W2 have then.
 struct ForwardPlan {
-  size_t A, Y, P1, P2, total;
+  size_t A, Y, P1, P2, W1, W2, total;
   int64_t block_columns;  // of Y
   ScratchRegion scratch;
 
@@ -73,11 +74,13 @@ struct BackwardWork {
 
 // dH lives from the activation gradient to the last step, and until calls of mode REST: it lies
 // first, and nothing shares its place. The rest of the workspace holds, one after another in time:
-// A' and Q2 with the partial sums of ds, then with the scratch of dW2 and of dA2 and dB2; Q1, with
-// dX~, then with the scratch of dW1, of the bias gradients and of dA1 and dB1. A tensor that is not
-// requested has no place, so less work never needs more memory.
+// A' and Q2 with the partial sums of ds and the dequantised W2, then with the scratch of dW2 and of
+// dA2 and dB2; Q1, with dX~ and the dequantised W1, then with the scratch of dW1, of the bias
+// gradients and of dA1 and dB1. A tensor that is not requested has no place, so less work never
+// needs more memory.
 struct BackwardPlan {
-  size_t dH = 0, A_scaled = 0, Q2 = 0, Q1 = 0, dX_rows = 0, ds_partial = 0, total = 0;
+  size_t dH = 0, A_scaled = 0, Q2 = 0, Q1 = 0, dX_rows = 0, ds_partial = 0, W1 = 0, W2 = 0;
+  size_t total = 0;
   int64_t block_columns = 0;  // of dX~
   ScratchRegion Q2_scratch, activation_scratch, dW2_scratch, lora_2_scratch;
   ScratchRegion Q1_scratch, dX_scratch, dW1_scratch, lora_1_scratch, bias_scratch;

@@ -1,0 +1,357 @@
+"""Quantised weights of experts, in the formats of their checkpoints: `quantize_experts`,
+`QuantizedExperts`. The formats' arithmetic is in _formats.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _library, ops
+from ._formats import (
+    DEQUANTIZE,
+    FORMATS,
+    NF4_BLOCK,
+    QUANTIZE,
+    SCALES_BLOCK,
+    Arrays,
+    Format,
+    empty,
+    nf4_map,
+    shapes_of,
+    why_not,
+)
+from ._shapes import shape_text
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ALONG_INPUTS = ("mxfp4", "nvfp4")  # blocks of a row of the weight
+_NF4_STATE = "quant_state.bitsandbytes__nf4"
+_SUFFIXES = {  # of the names in a checkpoint, by the array
+    "fp8": {"codes": "", "scales": "_scale_inv"},
+    "mxfp4": {"codes": "_blocks", "scales": "_scales"},
+    "nf4": {"codes": "", "scales": ".absmax"},
+    "nf4_double": {
+        "codes": "", "scales": ".absmax", "scale_map": ".nested_quant_map",
+        "scale_of_scales": ".nested_absmax",
+    },
+    "nvfp4": {"codes": "", "scales": "_scale", "scale_of_scales": "_scale_2"},
+}  # fmt: skip
+
+
+class QuantizedExperts(NamedTuple):
+    """One weight of all experts in a checkpoint's format, which `quantize_experts` and
+    `from_state_dict` make. It requires no gradient.
+
+    `moe`, `moe_general` and `grouped_experts` take it for W1, W1_up and W2. They compute with the
+    values that `dequantize` returns in x's dtype, and have one weight in 16 bits at a time.
+
+    Shape:
+        With (E, R, C) = (E, out, in), or (E, in, out) if `transposed`:
+
+        | format | codes | scales | value |
+        |---|---|---|---|
+        | fp8 | (E, R, C) float8_e4m3fn | (E, R / 128, C / 128) float32, rounded up | code * scale |
+        | mxfp4 | (E, R, C / 32, 16) bytes, e2m1, the low half first | (E, R, C / 32) bytes, e8m0 |
+          code * 2^(scale - 127) |
+        | nf4 | (E R C / 2, 1) bytes, the high half first | (E R C / 64) float32 |
+          map[code] * scale |
+        | nf4_double | the same | (E R C / 64) bytes | map[code] * (scale_map[scale] *
+          scale_of_scales + scale_offset), with one scale_of_scales for 256 scales |
+        | nvfp4 | (E, R, C / 2) bytes, e2m1, the low half first | (E, R, C / 16) float8_e4m3fn |
+          code * (scale_of_scales * scale), with one scale_of_scales for an expert |
+    """
+
+    format: Format
+    shape: tuple[int, int, int]  # (E, out, in)
+    transposed: bool  # stored as (E, in, out)
+    codes: Tensor
+    scales: Tensor
+    scale_map: Tensor | None  # nf4_double: (256) float32
+    scale_of_scales: Tensor | None  # nf4_double: (blocks / 256) float32; nvfp4: (E) float32
+    scale_offset: Tensor | None  # nf4_double: (1) float32
+    dtype: torch.dtype  # of dequantize() without one
+
+    def __repr__(self) -> str:
+        how = f"{self.format!r}, {self.shape}, transposed={self.transposed}, {self.dtype}"
+        return f"QuantizedExperts({how}, {self.device}, {self.nbytes} bytes)"
+
+    @property
+    def arrays(self) -> Arrays:
+        return Arrays(*self[3:8])
+
+    @property
+    def stored_shape(self) -> tuple[int, int, int]:
+        """(E, R, C), in memory order."""
+        E, out, width = self.shape
+        return (E, width, out) if self.transposed else self.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays if array is not None)
+
+    def to(self, device: torch.device | str | int) -> QuantizedExperts:
+        """The same on a device."""
+        return self.map(lambda array: array.to(device))
+
+    def map(self, function: Any) -> QuantizedExperts:
+        """The same with a function's result for each array."""
+        arrays = self.arrays._asdict().items()
+        return self._replace(
+            **{field: None if array is None else function(array) for field, array in arrays}
+        )  # type: ignore[arg-type]
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the weight (E, out, in): each value in float32, rounded once to `dtype`.
+
+        Args:
+            dtype: float32, bfloat16 or float16. None: the field `dtype`.
+
+        Raises:
+            ValueError: an array or the dtype does not fit the format.
+        """
+        self.check("the weight")
+        dtype = _dtype_of(self.dtype if dtype is None else dtype)
+        if dtype == torch.float32 and self.codes.is_cuda:  # the library has float32 on the CPU only
+            out = torch.empty(self.stored_shape, dtype=dtype, device=self.device)
+            DEQUANTIZE[self.format](self.arrays, out)
+        else:
+            _library.require_device(self.codes, "the weight's codes")
+            number = FORMATS.index(self.format) + 1
+            args = list(self.arrays), number, list(self.stored_shape), dtype
+            out = ops.call_undifferentiated(_library.operators.dequantize.default, *args)
+        return out.mT if self.transposed else out
+
+    def check(self, name: str) -> None:
+        """Raise a ValueError that names the field of `name` that does not fit the format."""
+        if self.format not in FORMATS:
+            raise ValueError(
+                f"tilemoe: {name}.format is {self.format!r}, expected one of {', '.join(FORMATS)}"
+            )
+        wrong = why_not(self.format, *self.stored_shape)
+        if wrong is not None:
+            raise ValueError(f"tilemoe: {name} cannot be {self.format}: {wrong}")
+        expected = shapes_of(self.format, *self.stored_shape)
+        for field, array in zip(Arrays._fields, self.arrays):
+            if field not in expected:
+                continue
+            shape, dtype = expected[field]
+            if array is None or array.shape != shape or array.dtype != dtype:
+                found = "None" if array is None else f"{array.dtype} {shape_text(array.shape)}"
+                raise ValueError(
+                    f"tilemoe: {name}.{field} is {found}, expected {dtype} {shape_text(shape)} for "
+                    f"{self.format} and the shape {shape_text(self.shape)}"
+                )
+            if not array.is_contiguous():
+                raise ValueError(f"tilemoe: {name}.{field} is not contiguous")
+            if array.device != self.device:
+                raise ValueError(
+                    f"tilemoe: {name}.{field} is on {array.device} and its codes on {self.device}"
+                )
+
+    def state_dict(self, name: str) -> dict[str, Tensor]:
+        """Return {checkpoint name: tensor}, for the parameter `name` (ending in ".weight", or of a
+        fused tensor such as "gate_up_proj").
+
+        The names are those of the formats' checkpoints: `X` and `X_scale_inv` (fp8); `X_blocks` and
+        `X_scales` (mxfp4); `X`, `X.absmax`, `X.quant_map` and `X.quant_state.bitsandbytes__nf4`
+        (nf4), with `X.nested_absmax` and `X.nested_quant_map` (nf4_double); `X`, `X_scale` and
+        `X_scale_2` (nvfp4)."""
+        arrays = self.arrays._asdict()
+        made = {name + end: arrays[field] for field, end in _SUFFIXES[self.format].items()}
+        if self.format.startswith("nf4"):
+            made[f"{name}.quant_map"] = nf4_map(self.device)
+            made[f"{name}.{_NF4_STATE}"] = _packed_json(self._nf4_state())
+        return made
+
+    def names(self, name: str) -> list[str]:
+        """Return the names in `state_dict`, without its tensors."""
+        made = [name + end for end in _SUFFIXES[self.format].values()]
+        if self.format.startswith("nf4"):
+            made += [f"{name}.quant_map", f"{name}.{_NF4_STATE}"]
+        return made
+
+    def _nf4_state(self) -> dict[str, Any]:
+        """What bitsandbytes stores in JSON, in its order."""
+        state: dict[str, Any] = {
+            "quant_type": "nf4", "blocksize": NF4_BLOCK, "dtype": _name_of(self.dtype),
+            "shape": self.stored_shape,
+        }  # fmt: skip
+        if self.scale_offset is not None:
+            state["nested_blocksize"] = SCALES_BLOCK
+            state["nested_dtype"] = _name_of(torch.float32)
+            state["nested_offset"] = 0.0 if self.codes.is_meta else self.scale_offset.item()
+        return state
+
+    @staticmethod
+    def from_state_dict(
+        tensors: Mapping[str, Tensor],
+        name: str,
+        *,
+        transposed: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> QuantizedExperts:
+        """Make the weight of a checkpoint's tensors; the names give the format.
+
+        Args:
+            tensors: a checkpoint's tensors. Their memory is used as it is; codes that do not lie
+                on 16 bytes, as in a memory-mapped file, are copied.
+            name: of the parameter, see `state_dict`.
+            transposed: the tensors are those of (E, in, out), of an older gpt-oss module for
+                instance.
+            dtype: of dequantize() without one. bitsandbytes' tensors contain it.
+
+        Raises:
+            KeyError: the tensors of no format, or not all of one, are in the dict.
+            ValueError: a shape or a dtype does not fit the format.
+        """
+        format = _format_of(tensors, name)
+        arrays: dict[str, Any] = {
+            field: _found(tensors, name + end) for field, end in _SUFFIXES[format].items()
+        }
+        if format.startswith("nf4"):
+            state = _unpacked_json(_found(tensors, f"{name}.{_NF4_STATE}"))
+            dtype = _check_nf4(name, state, _found(tensors, f"{name}.quant_map"))
+            stored = tuple(state["shape"])
+            if format == "nf4_double":
+                offset = torch.tensor([state["nested_offset"]], dtype=torch.float32)
+                arrays["scale_offset"] = offset.to(arrays["codes"].device)
+        else:
+            arrays, stored = _as_stored(format, arrays)
+        if len(stored) != 3:
+            raise ValueError(
+                f"tilemoe: {name} has shape {shape_text(stored)}, expected three dimensions"
+            )
+        E, rows, columns = stored
+        shape = (E, columns, rows) if transposed else (E, rows, columns)
+        if not arrays["codes"].is_meta and arrays["codes"].data_ptr() % 16:
+            arrays["codes"] = arrays["codes"].clone()
+        every: dict[str, Any] = {field: arrays.get(field) for field in Arrays._fields}
+        made = QuantizedExperts(format, shape, transposed, **every, dtype=_dtype_of(dtype))
+        made.check(name)
+        return made
+
+
+def quantize_experts(
+    W: Tensor,
+    format: Format,
+    *,
+    transposed: bool | None = None,
+    dtype: torch.dtype | None = None,
+) -> QuantizedExperts:
+    """Quantise one weight of all experts, on its device.
+
+    The codes and the scales are bitwise equal to those of the format's owner, on the CPU and on a
+    GPU: transformers' (fp8, mxfp4), bitsandbytes' CPU code (nf4, nf4_double), torchao's (nvfp4,
+    with one scale of scales for each expert). mxfp4 rounds the weight to bfloat16 first, as its
+    owner does.
+
+    Args:
+        W: the weight; float32, bfloat16 or float16.
+        format: "fp8", "mxfp4", "nf4", "nf4_double" or "nvfp4".
+        transposed: store (E, in, out), with that inner dimension. None: the weight's memory order
+            for fp8, nf4 and nf4_double; False for mxfp4 and nvfp4, whose blocks are of inputs.
+        dtype: of dequantize() without one. None: W's.
+
+    Shape:
+        W (E, out, in), of any strides. The inner stored size is a multiple of 8; of 32 for mxfp4,
+        of 16 for nvfp4; for nf4 the number of elements is a multiple of 64.
+
+    Raises:
+        ValueError: the format, a size or a dtype is wrong.
+        TypeError: W is no tensor.
+
+    Example:
+        >>> W1 = torch.randn(4, 2 * 32, 64)
+        >>> tilemoe.quantize_experts(W1, "nf4").dequantize().shape
+        torch.Size([4, 64, 64])
+    """
+    _library.require_weight(W, "W")
+    if format not in FORMATS:
+        raise ValueError(f"tilemoe: format is {format!r}, expected one of {', '.join(FORMATS)}")
+    if W.dim() != 3:
+        raise ValueError(f"tilemoe: W has shape {shape_text(W.shape)}, expected (E, out, in)")
+    _dtype_of(W.dtype, "W")
+    if transposed is None:
+        in_order = not W.is_contiguous() and W.mT.is_contiguous()
+        transposed = in_order and format not in _ALONG_INPUTS
+    E, out, width = W.shape
+    stored = W.detach().mT if transposed else W.detach()
+    wrong = why_not(format, *stored.shape)
+    if wrong is not None:
+        raise ValueError(f"tilemoe: W cannot be {format}: {wrong}")
+    arrays = empty(format, stored) if W.is_meta else QUANTIZE[format](stored)
+    dtype = _dtype_of(W.dtype if dtype is None else dtype)
+    return QuantizedExperts(format, (E, out, width), transposed, *arrays, dtype)
+
+
+# ---------------------------------------------------------------- names and JSON of checkpoints
+
+
+def _format_of(tensors: Mapping[str, Tensor], name: str) -> Format:
+    if f"{name}.{_NF4_STATE}" in tensors:
+        return "nf4_double" if f"{name}.nested_absmax" in tensors else "nf4"
+    if f"{name}_blocks" in tensors:
+        return "mxfp4"
+    if f"{name}_scale_inv" in tensors:
+        return "fp8"
+    if f"{name}_scale_2" in tensors:
+        return "nvfp4"
+    raise KeyError(f"tilemoe: {name}: the state dict has the tensors of none of {FORMATS}")
+
+
+def _found(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise KeyError(f"tilemoe: {name} is missing in the state dict")
+    return tensors[name].detach()
+
+
+def _as_stored(format: str, arrays: dict[str, Tensor]) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The arrays with their dtypes, and (E, R, C)."""
+    codes, scales = arrays["codes"], arrays["scales"]
+    E_R, size = tuple(codes.shape[:2]), codes.shape[-1]
+    if format == "fp8":
+        return {**arrays, "scales": scales.float()}, tuple(codes.shape)  # e8m0: exact
+    if format == "mxfp4":
+        if scales.dtype == torch.float8_e8m0fnu:
+            scales = scales.view(torch.uint8)
+        return {**arrays, "scales": scales}, (*E_R, codes.shape[2] * 2 * size)
+    of_experts = arrays["scale_of_scales"].float().reshape(-1)
+    return {**arrays, "scale_of_scales": of_experts}, (*E_R, 2 * size)
+
+
+def _check_nf4(name: str, state: dict[str, Any], quant_map: Tensor) -> torch.dtype:
+    """The dtype of a bitsandbytes state, which must be of the blocks that kernels read."""
+    expected = {"quant_type": "nf4", "blocksize": NF4_BLOCK, "nested_blocksize": SCALES_BLOCK}
+    for key, value in expected.items():
+        if state.get(key, value) != value:
+            raise ValueError(f"tilemoe: {name}: {key} is {state[key]!r}, expected {value!r}")
+    if not torch.equal(quant_map.float().cpu(), nf4_map()):
+        raise ValueError(f"tilemoe: {name}.quant_map is not that of NF4")
+    return _dtype_of(getattr(torch, state["dtype"], None), f"{name}.{_NF4_STATE}")
+
+
+def _packed_json(values: dict[str, Any]) -> Tensor:
+    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+
+
+def _unpacked_json(tensor: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bytes(tensor.tolist()).decode())
+    return found
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_of(dtype: Any, name: str = "dtype") -> torch.dtype:
+    if dtype not in _DTYPES:
+        raise ValueError(f"tilemoe: {name} is {dtype}, expected float32, bfloat16 or float16")
+    found: torch.dtype = dtype
+    return found

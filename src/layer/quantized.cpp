@@ -1,0 +1,338 @@
+#include "layer/quantized.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/formats.h"
+#include "layer/arguments.h"
+#include "layer/workspace.h"
+
+namespace tilemoe {
+
+const char* format_name(tilemoe_format format) noexcept {
+  switch (format) {
+    case TILEMOE_FORMAT_NONE: return "none";
+    case TILEMOE_FORMAT_FP8: return "fp8";
+    case TILEMOE_FORMAT_MXFP4: return "mxfp4";
+    case TILEMOE_FORMAT_NF4: return "nf4";
+    case TILEMOE_FORMAT_NF4_DOUBLE: return "nf4_double";
+    case TILEMOE_FORMAT_NVFP4: return "nvfp4";
+  }
+  return "unknown format";
+}
+
+namespace {
+
+// The values of a quantised weight, in the order of its codes.
+struct Values {
+  int64_t E, R, C;
+};
+
+int64_t blocks_of(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
+
+// An array of a quantised weight; without bytes: the format has none.
+struct Array {
+  const char* field;
+  const void* data;
+  int64_t bytes;
+  size_t alignment;
+};
+constexpr int kArrays = 5;
+struct Arrays {
+  Array of[kArrays];
+};
+
+// Any sizes that read_experts() takes, or whose values check_values() has counted.
+Arrays arrays_of(const tilemoe_quantized& weight, const Values& values) {
+  constexpr int64_t kFloat = sizeof(float);
+  const int64_t count = values.E * values.R * values.C;
+  int64_t codes = count / 2, scales = 0, map = 0, of_scales = 0, offset = 0;
+  size_t scale_alignment = 1;
+  switch (weight.format) {
+    case TILEMOE_FORMAT_NONE: codes = 0; break;
+    case TILEMOE_FORMAT_FP8:
+      codes = count;
+      scales = values.E * blocks_of(values.R, kFp8Tile) * blocks_of(values.C, kFp8Tile) * kFloat;
+      scale_alignment = kFloat;
+      break;
+    case TILEMOE_FORMAT_MXFP4: scales = count / kMxfp4Block; break;
+    case TILEMOE_FORMAT_NF4:
+      scales = count / kNf4Block * kFloat;
+      scale_alignment = kFloat;
+      break;
+    case TILEMOE_FORMAT_NF4_DOUBLE:
+      scales = count / kNf4Block;
+      map = 256 * kFloat;
+      of_scales = blocks_of(scales, kNf4NestedBlock) * kFloat;
+      offset = kFloat;
+      break;
+    case TILEMOE_FORMAT_NVFP4:
+      scales = count / kNvfp4Block;
+      of_scales = values.E * kFloat;
+      break;
+  }
+  return {{{"codes", weight.codes, codes, limits::kAlignment},
+           {"scales", weight.scales, scales, scale_alignment},
+           {"scale_map", weight.scale_map, map, kFloat},
+           {"scale_of_scales", weight.scale_of_scales, of_scales, kFloat},
+           {"scale_offset", weight.scale_offset, offset, kFloat}}};
+}
+
+// Whether a format can hold these values.
+void check_values(const char* name, tilemoe_format format, const Values& values) {
+  const auto check = [&](const char* what, int64_t count, int64_t block) {
+    TILEMOE_CHECK(count % block == 0, name << " is " << format_name(format) << " of (" << values.E
+                                           << ", " << values.R << ", " << values.C
+                                           << ") values: expected " << what
+                                           << " to be a multiple of " << block);
+  };
+  switch (format) {
+    case TILEMOE_FORMAT_MXFP4: return check("a row", values.C, kMxfp4Block);
+    case TILEMOE_FORMAT_NVFP4: return check("a row", values.C, kNvfp4Block);
+    case TILEMOE_FORMAT_NF4:
+    case TILEMOE_FORMAT_NF4_DOUBLE:
+      return check("their number", values.E * values.R * values.C, kNf4Block);
+    default: return;
+  }
+}
+
+void check_weight(const char* name, const tilemoe_quantized& weight, const Values& values) {
+  TILEMOE_CHECK(weight.transposed == 0 || weight.transposed == 1,
+                name << ".transposed is " << weight.transposed << ", expected 0 or 1");
+  check_values(name, weight.format, values);
+  for (const Array& array : arrays_of(weight, values).of) {
+    TILEMOE_CHECK((array.data != nullptr) == (array.bytes > 0),
+                  name << "." << array.field << " is " << array.data << ", expected "
+                       << (array.bytes > 0 ? "an array" : "null") << ": the format is "
+                       << format_name(weight.format));
+    TILEMOE_CHECK(reinterpret_cast<uintptr_t>(array.data) % array.alignment == 0,
+                  name << "." << array.field << " " << array.data << " is not on "
+                       << array.alignment << " bytes");
+  }
+}
+
+// (E, rows, columns) in the order of the codes.
+Values values_of(bool is_transposed, int64_t E, int64_t rows, int64_t columns) {
+  return is_transposed ? Values{E, columns, rows} : Values{E, rows, columns};
+}
+
+// Calls body(name, weight, its values, the format that the experts have) for the three weights.
+template <class Body>
+void for_each_weight(const tilemoe_quantized_weights& quantized, const tilemoe_experts& experts,
+                     const Body& body) {
+  const int64_t E = experts.E, d = experts.d, n = experts.n;
+  const auto call = [&](const char* name, const tilemoe_quantized& weight, int64_t rows,
+                        int64_t columns, tilemoe_format format) {
+    body(name, weight, values_of(weight.transposed != 0, E, rows, columns), format);
+  };
+  call("quantized.W1", quantized.W1, w1_rows(experts), d, experts.format_1);
+  call("quantized.W1_up", quantized.W1_up, n, d,
+       split(experts) ? experts.format_1 : TILEMOE_FORMAT_NONE);
+  call("quantized.W2", quantized.W2, d, n, experts.format_2);
+}
+
+bool any_quantized(const tilemoe_experts& experts) {
+  return experts.format_1 != TILEMOE_FORMAT_NONE || experts.format_2 != TILEMOE_FORMAT_NONE;
+}
+
+void read_arrays(MemoryUse& memory, const char* name, const tilemoe_quantized& weight,
+                 const Values& values) {
+  for (const Array& array : arrays_of(weight, values).of)
+    memory.reads(name, array.data, static_cast<size_t>(array.bytes));
+}
+
+}  // namespace
+
+// ---- the arguments of a call
+
+tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
+                                         const tilemoe_experts& experts) {
+  TILEMOE_CHECK(any_quantized(experts) == (given != nullptr),
+                (given ? "quantized is given, and experts.format_1 is "
+                       : "quantized is null, and experts.format_1 is ")
+                    << format_name(experts.format_1) << " and format_2 is "
+                    << format_name(experts.format_2));
+  if (given == nullptr) return {};
+  const tilemoe_quantized_weights quantized = read_struct("quantized", given);
+  for_each_weight(quantized, experts,
+                  [](const char* name, const tilemoe_quantized& weight, const Values& values,
+                     tilemoe_format format) {
+                    TILEMOE_CHECK(weight.format == format,
+                                  name << ".format is " << format_name(weight.format)
+                                       << ", expected " << format_name(format) << ", the experts'");
+                    check_weight(name, weight, values);
+                  });
+  TILEMOE_CHECK(!split(experts) || quantized.W1.transposed == quantized.W1_up.transposed,
+                "quantized.W1.transposed is " << quantized.W1.transposed << " and W1_up's is "
+                                              << quantized.W1_up.transposed
+                                              << ", expected the same");
+  return quantized;
+}
+
+void read_quantized_memory(MemoryUse& memory, const tilemoe_quantized_weights& quantized,
+                           const tilemoe_experts& experts) {
+  for_each_weight(quantized, experts,
+                  [&](const char* name, const tilemoe_quantized& weight, const Values& values,
+                      tilemoe_format) { read_arrays(memory, name, weight, values); });
+}
+
+namespace {
+
+tilemoe_tensor shape_of(const tilemoe_experts& experts, int64_t rows, int64_t columns,
+                        bool is_transposed) {
+  const Values stored = values_of(is_transposed, experts.E, rows, columns);
+  const tilemoe_tensor shape{.data = nullptr,
+                             .dtype = experts.dtype,
+                             .ndim = 3,
+                             .shape = {stored.E, stored.R, stored.C},
+                             .stride = {stored.R * stored.C, stored.C, 1}};
+  return is_transposed ? transposed(shape) : shape;
+}
+
+}  // namespace
+
+tilemoe_weights with_dequantized(tilemoe_weights weights, const tilemoe_experts& experts,
+                                 const tilemoe_quantized_weights& quantized) {
+  if (experts.format_1 != TILEMOE_FORMAT_NONE) {
+    const bool is_transposed = quantized.W1.transposed != 0;
+    weights.W1 = shape_of(experts, w1_rows(experts), experts.d, is_transposed);
+    if (split(experts)) weights.W1_up = shape_of(experts, experts.n, experts.d, is_transposed);
+  }
+  if (experts.format_2 != TILEMOE_FORMAT_NONE)
+    weights.W2 = shape_of(experts, experts.d, experts.n, quantized.W2.transposed != 0);
+  return weights;
+}
+
+tilemoe_weights with_shapes(tilemoe_weights weights, const tilemoe_experts& experts) {
+  const tilemoe_weights shapes = with_dequantized({}, experts, {});
+  if (!present(weights.W1)) weights.W1 = shapes.W1;
+  if (!present(weights.W2)) weights.W2 = shapes.W2;
+  return weights;
+}
+
+uint32_t quantized_gradients(const tilemoe_experts& experts) {
+  uint32_t gradients = 0;
+  if (experts.format_1 != TILEMOE_FORMAT_NONE)
+    gradients |= TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP;
+  if (experts.format_2 != TILEMOE_FORMAT_NONE) gradients |= TILEMOE_GRADIENT_W2;
+  return gradients;
+}
+
+void check_no_quantized_gradients(const tilemoe_experts& experts,
+                                  const tilemoe_weights& gradients) {
+  const char* const frozen = "its weight is quantised, and has no gradient";
+  if (experts.format_1 != TILEMOE_FORMAT_NONE) {
+    check_absent("dweights.W1", gradients.W1, frozen);
+    check_absent("dweights.W1_up", gradients.W1_up, frozen);
+  }
+  if (experts.format_2 != TILEMOE_FORMAT_NONE) check_absent("dweights.W2", gradients.W2, frozen);
+}
+
+// ---- the workspace
+
+int64_t block_experts(const tilemoe_experts& experts, tilemoe_format format) {
+  const int64_t blocks = std::max<int64_t>(experts.weight_blocks, 1);
+  return format == TILEMOE_FORMAT_NONE ? experts.E : blocks_of(experts.E, blocks);
+}
+
+namespace {
+
+size_t dequantized_bytes(const tilemoe_experts& experts, tilemoe_format format, int64_t rows,
+                         int64_t columns) {
+  if (format == TILEMOE_FORMAT_NONE) return 0;
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(experts.dtype));
+  const int64_t matrix = checked_product(rows, columns, "a dequantised weight");
+  return static_cast<size_t>(checked_product(
+      block_experts(experts, format), checked_product(matrix, element, "a dequantised weight"),
+      "the dequantised weights"));
+}
+
+}  // namespace
+
+size_t dequantized_bytes_1(const tilemoe_experts& experts) {
+  return dequantized_bytes(experts, experts.format_1, h_width(experts), experts.d);
+}
+size_t dequantized_bytes_2(const tilemoe_experts& experts) {
+  return dequantized_bytes(experts, experts.format_2, experts.d, experts.n);
+}
+
+// ---- the steps
+
+tilemoe_tensor WeightBlocks::dequantized(StepRow<Dequantize> Steps::*step,
+                                         const tilemoe_quantized& weight,
+                                         const tilemoe_tensor& shape, size_t place,
+                                         const ExpertBlock& block, bool again) const {
+  tilemoe_tensor values = slice(shape, 0, 0, block.rows.E);
+  values.data = call_.workspace + place;
+  if (again) return values;
+  const Rows& rows = block.rows;
+  call_.run(step, {.weight = weight,
+                   .first = block.first,
+                   .out = weight.transposed != 0 ? transposed(values) : values,
+                   .begins = rows.offsets,
+                   .ends = rows.ends != nullptr ? rows.ends : rows.offsets + 1,
+                   .stream = call_.stream});
+  return values;
+}
+
+UpWeights WeightBlocks::up_weights(StepRow<Dequantize> Steps::*step, size_t place,
+                                   const ExpertBlock& block, bool again) const {
+  const tilemoe_weights& weights = call_.weights;
+  const tilemoe_quantized_weights& quantized = call_.quantized;
+  UpWeights up{block.of(weights.W1), block.of(weights.W1_up), block.of(weights.b1),
+               block.of(weights.b1_up)};
+  if (call_.experts.format_1 == TILEMOE_FORMAT_NONE) return up;
+  up.W1 = dequantized(step, quantized.W1, weights.W1, place, block, again);
+  if (present(weights.W1_up))
+    up.W1_up = dequantized(step, quantized.W1_up, weights.W1_up,
+                           place + dequantized_bytes_1(call_.experts) / 2, block, again);
+  return up;
+}
+
+tilemoe_tensor WeightBlocks::down_weight(StepRow<Dequantize> Steps::*step, size_t place,
+                                         const ExpertBlock& block, bool again) const {
+  if (call_.experts.format_2 == TILEMOE_FORMAT_NONE) return block.of(call_.weights.W2);
+  return dequantized(step, call_.quantized.W2, call_.weights.W2, place, block, again);
+}
+
+// ---- a whole weight
+
+void dequantize(const tilemoe_dequantize_args* given) {
+  const tilemoe_dequantize_args args = read_struct("dequantize args", given);
+  check_reserved("dequantize args", args.reserved);
+  const Backend& backend = backend_for(args.device);
+  const tilemoe_quantized& weight = args.weight;
+  TILEMOE_CHECK(weight.format > TILEMOE_FORMAT_NONE && weight.format <= TILEMOE_FORMAT_NVFP4,
+                "weight.format is " << static_cast<int>(weight.format) << ", expected 1 to "
+                                    << static_cast<int>(TILEMOE_FORMAT_NVFP4));
+  const tilemoe_tensor& out = args.out;
+  TILEMOE_CHECK(out.ndim == 3, "out is " << describe(out) << ", expected (E, R, C)");
+  const Values values{out.shape[0], out.shape[1], out.shape[2]};
+  for (const auto& [name, size, limit] :
+       {std::tuple("E", values.E, limits::kMaxExperts),
+        std::tuple("R", values.R, limits::kMaxWidth), std::tuple("C", values.C, limits::kMaxWidth)})
+    TILEMOE_CHECK(size >= 1 && size <= limit, "out is " << describe(out) << ": " << name << " is "
+                                                        << size << ", expected 1 to " << limit);
+  TILEMOE_CHECK(
+      values.C % limits::kWidthMultiple == 0,
+      "out is " << describe(out) << ", expected C to be a multiple of " << limits::kWidthMultiple);
+  const bool takes_float32 = args.device == TILEMOE_CPU;
+  TILEMOE_CHECK_SUPPORTED(
+      takes_float32 || out.dtype != TILEMOE_FLOAT32,
+      "out is " << describe(out) << ", the CUDA backend takes bfloat16 and float16");
+  check_tensor("out", out,
+               {{values.E, values.R, values.C},
+                {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16},
+                Strides::kContiguous});
+  check_weight("weight", weight, values);
+  MemoryUse memory;
+  memory.writes("out", out);
+  read_arrays(memory, "weight", weight, values);
+  memory.check();
+  backend.steps.dequantize_W1.run(
+      {.weight = weight, .first = 0, .out = out, .stream = args.stream});
+}
+
+}  // namespace tilemoe
