@@ -185,7 +185,7 @@ int simulate(Options options) {
   const auto run_one = [&](size_t i) {
     results[i] = run(jobs[i], name_of(jobs[i], several), options);
   };
-  // The library reads the device's properties once per process.
+  // The library reads TILEMOE_2CTA once per process.
   if (several || options.jobs > 1) {
     // After each case, since a search of hours may be cut off.
     side_by_side(jobs.size(), options.jobs, run_one, [&] {
