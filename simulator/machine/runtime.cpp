@@ -55,7 +55,10 @@ __attribute__((noinline)) void leave_scraps() {
   const Thread& thread = *Machine::current();
   Random random = thread.block->machine->random_of(thread);
   std::array<uint64_t, 1024> scraps;
-  for (size_t i = 0; i < scraps.size(); ++i) scraps[i] = i < 16 ? random.next() : scraps[i - 16];
+  constexpr size_t kRandom = 16;
+  for (size_t i = 0; i < kRandom; ++i) scraps[i] = random.next();
+  for (size_t i = kRandom; i < scraps.size(); i += kRandom)
+    std::copy_n(scraps.begin(), kRandom, scraps.begin() + i);
   asm volatile("" : : "r"(scraps.data()) : "memory");  // they are wanted
 }
 

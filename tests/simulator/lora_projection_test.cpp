@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "cuda/cuda_backend.h"
 #include "lora_problem.h"
@@ -61,6 +63,7 @@ void run(const Case& c) {
                                      .scratch = {},
                                      .stream = nullptr});
   expect_clean_run();
+  const std::vector<double> sources_read = source.values(), factor_read = factor.values();
   out.expect(
       "out",
       [&](const Index& i) {
@@ -69,10 +72,9 @@ void run(const Case& c) {
       [&](const Index& i) {
         const int64_t row = experts_rows.source_of(i[0], c.gathers);
         const int64_t expert = experts_rows.expert_of(i[0]);
-        double sum = 0;
-        for (int64_t k = 0; k < kWidth; ++k)
-          sum += source.at(row, k) * factor.at({expert, i[1], k});
-        return sum;
+        const double* const of_source = sources_read.data() + row * kWidth;
+        const double* const of_factor = factor_read.data() + (expert * c.rank + i[1]) * kWidth;
+        return std::inner_product(of_source, of_source + kWidth, of_factor, 0.0);
       });
 }
 
