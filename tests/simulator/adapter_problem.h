@@ -10,10 +10,12 @@
 #include <list>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/cuda_backend.h"
 #include "lora_problem.h"
+#include "lora_rows.h"
 
 namespace tilemoe::test::adapter {
 
@@ -125,72 +127,26 @@ class Problem {
 
   // With the factor times `scale`, or without an adapter.
   Outputs& run(std::optional<double> scale) {
-    const Case& c = case_;
-    Outputs& out = outputs_.emplace_back(c, rows_.capacity);
+    Outputs& out = outputs_.emplace_back(case_, rows_.capacity);
     factor_.fill([&](const Index& i) {
-      const bool of_H = c.gemm == Gemm::kUp;
+      const bool of_H = case_.gemm == Gemm::kUp;
       return scale.value_or(0) *
-             factor(i[0], of_H ? column_at(i[1], c.interleaved_columns()) : i[1], i[2]);
+             factor(i[0], of_H ? column_at(i[1], case_.interleaved_columns()) : i[1], i[2]);
     });
-    tilemoe_experts experts{};
-    experts.struct_size = sizeof experts;
-    experts.dtype = c.dtype, experts.E = rows_.E, experts.d = kD, experts.n = kN;
-    experts.activation = c.activation, experts.gate_layout = c.layout;
-    const Rows rows = rows_.rows(c.gathers);
-    const UpWeights weights{
-        W1_.tensor(), halves() == 2 ? W1_up_.tensor() : tilemoe_tensor{}, {}, {}};
-    const Adapter adapter = scale ? Adapter{P_.tensor(), factor_.tensor()} : Adapter{};
     const Steps& steps = cuda::backend().steps;
-    switch (c.gemm) {
-      case Gemm::kUp:
-        steps.up_projection.run({.experts = &experts,
-                                 .rows = rows,
-                                 .X = source_.tensor(),
-                                 .weights = weights,
-                                 .H = out.wide.tensor(),
-                                 .A = out.A.tensor(),
-                                 .scratch = {},
-                                 .stream = nullptr,
-                                 .adapter = adapter});
-        break;
-      case Gemm::kDown:
-        steps.down_projection.run({.experts = &experts,
-                                   .rows = rows,
-                                   .A = source_.tensor(),
-                                   .W2 = W2_.tensor(),
-                                   .b2 = {},
-                                   .Y = out.wide.tensor(),
-                                   .scratch = {},
-                                   .stream = nullptr,
-                                   .adapter = adapter});
-        break;
-      case Gemm::kActivation:
-        steps.activation_gradient.run({.experts = &experts,
-                                       .rows = rows,
-                                       .dO = source_.tensor(),
-                                       .W1 = W1_.tensor(),
-                                       .W2 = W2_.tensor(),
-                                       .H = H_.tensor(),
-                                       .dH = out.wide.tensor(),
-                                       .A_scaled = out.A.tensor(),
-                                       .ds_partial = static_cast<float*>(out.ds.tensor().data),
-                                       .scratch = {},
-                                       .stream = nullptr,
-                                       .adapter = adapter});
-        break;
-      case Gemm::kInput:
-        steps.input_gradient.run({.experts = &experts,
-                                  .rows = rows,
-                                  .dH = source_.tensor(),
-                                  .weights = weights,
-                                  .dX_rows = out.wide.tensor(),
-                                  .scratch = {},
-                                  .stream = nullptr,
-                                  .adapter = adapter});
-        break;
-    }
+    visit_step(out, scale.has_value(), [&]<class Step>(const Step& step) {
+      if constexpr (std::is_same_v<Step, UpProjection>) steps.up_projection.run(step);
+      if constexpr (std::is_same_v<Step, DownProjection>) steps.down_projection.run(step);
+      if constexpr (std::is_same_v<Step, ActivationGradient>) steps.activation_gradient.run(step);
+      if constexpr (std::is_same_v<Step, InputGradient>) steps.input_gradient.run(step);
+    });
     expect_clean_run();
     return out;
+  }
+  // Adds the kernel of the step with an adapter, which does not run.
+  void add_kernel(ChosenKernels& kernels) {
+    visit_step(outputs_.emplace_back(case_, rows_.capacity), true,
+               [&](const auto& step) { kernels.add(step); });
   }
 
   // Whole numbers: every product and sum is exact.
@@ -241,6 +197,68 @@ class Problem {
 
  private:
   int64_t halves() const { return case_.gated() && case_.layout == TILEMOE_GATE_SPLIT ? 2 : 1; }
+
+  // Calls visit(the step's arguments).
+  template <class Visit>
+  void visit_step(Outputs& out, bool has_adapter, const Visit& visit) const {
+    const Case& c = case_;
+    tilemoe_experts experts{};
+    experts.struct_size = sizeof experts;
+    experts.dtype = c.dtype, experts.E = rows_.E, experts.d = kD, experts.n = kN;
+    experts.activation = c.activation, experts.gate_layout = c.layout;
+    const Rows rows = rows_.rows(c.gathers);
+    const UpWeights weights{
+        W1_.tensor(), halves() == 2 ? W1_up_.tensor() : tilemoe_tensor{}, {}, {}};
+    const Adapter adapter = has_adapter ? Adapter{P_.tensor(), factor_.tensor()} : Adapter{};
+    switch (c.gemm) {
+      case Gemm::kUp:
+        visit(UpProjection{.experts = &experts,
+                           .rows = rows,
+                           .X = source_.tensor(),
+                           .weights = weights,
+                           .H = out.wide.tensor(),
+                           .A = out.A.tensor(),
+                           .scratch = {},
+                           .stream = nullptr,
+                           .adapter = adapter});
+        break;
+      case Gemm::kDown:
+        visit(DownProjection{.experts = &experts,
+                             .rows = rows,
+                             .A = source_.tensor(),
+                             .W2 = W2_.tensor(),
+                             .b2 = {},
+                             .Y = out.wide.tensor(),
+                             .scratch = {},
+                             .stream = nullptr,
+                             .adapter = adapter});
+        break;
+      case Gemm::kActivation:
+        visit(ActivationGradient{.experts = &experts,
+                                 .rows = rows,
+                                 .dO = source_.tensor(),
+                                 .W1 = W1_.tensor(),
+                                 .W2 = W2_.tensor(),
+                                 .H = H_.tensor(),
+                                 .dH = out.wide.tensor(),
+                                 .A_scaled = out.A.tensor(),
+                                 .ds_partial = static_cast<float*>(out.ds.tensor().data),
+                                 .scratch = {},
+                                 .stream = nullptr,
+                                 .adapter = adapter});
+        break;
+      case Gemm::kInput:
+        visit(InputGradient{.experts = &experts,
+                            .rows = rows,
+                            .dH = source_.tensor(),
+                            .weights = weights,
+                            .dX_rows = out.wide.tensor(),
+                            .scratch = {},
+                            .stream = nullptr,
+                            .adapter = adapter});
+        break;
+    }
+  }
 
   // ---- the operands as matrices: of rows of the source, experts, columns of the GEMM, and its sum
   double W1(int64_t e, int64_t h, int64_t k) const { return value_({e, h, k}, 1); }

@@ -44,8 +44,9 @@ enum class Ranks { kAll, kLargest };
 
 // The activations and layouts that select the step's kernels; each with several ranks or with the
 // largest.
+template <class Check>
 void for_each_case(const std::tuple<std::string, Gemm, bool>& param, Ranks which,
-                   void (*check)(const Case& c)) {
+                   const Check& check) {
   const auto& [setting, gemm, dense_last] = param;
   const auto run = [&](tilemoe_activation activation, tilemoe_gate_layout layout,
                        tilemoe_dtype dtype, std::vector<int64_t> ranks) {
@@ -64,6 +65,7 @@ void for_each_case(const std::tuple<std::string, Gemm, bool>& param, Ranks which
   run(TILEMOE_REGLU, TILEMOE_GATE_INTERLEAVED, TILEMOE_BFLOAT16, {16});
   run(TILEMOE_REGLU, TILEMOE_GATE_SPLIT, TILEMOE_BFLOAT16, {72});
   if (gemm == Gemm::kInput) return;
+  run(TILEMOE_REGLU, TILEMOE_GATE_INTERLEAVED, TILEMOE_FLOAT16, {24});
   run(TILEMOE_RELU, TILEMOE_GATE_CONCATENATED, TILEMOE_BFLOAT16, {16});
   run(TILEMOE_RELU, TILEMOE_GATE_CONCATENATED, TILEMOE_FLOAT16, {24});
   run(TILEMOE_SWIGLU, TILEMOE_GATE_CONCATENATED, TILEMOE_BFLOAT16, {16});
@@ -77,18 +79,29 @@ TEST_P(AdapterStep, OfZerosKeepsTheBits) {
   for_each_case(GetParam(), Ranks::kLargest, expect_bits_without_adapter);
 }
 
+constexpr Gemm kGemms[] = {Gemm::kUp, Gemm::kDown, Gemm::kActivation, Gemm::kInput};
 constexpr const char* kNames[] = {"up", "down", "activation", "input"};
 
 INSTANTIATE_TEST_SUITE_P(, AdapterStep,
-                         testing::Combine(testing::ValuesIn(settings()),
-                                          testing::Values(Gemm::kUp, Gemm::kDown, Gemm::kActivation,
-                                                          Gemm::kInput),
+                         testing::Combine(testing::ValuesIn(settings()), testing::ValuesIn(kGemms),
                                           testing::Bool()),
                          [](const auto& test) {
                            return std::get<0>(test.param) + "_" +
                                   kNames[static_cast<int>(std::get<1>(test.param))] +
                                   (std::get<2>(test.param) ? "" : "_transposed");
                          });
+
+TEST(AdapterKernels, AreRun) {
+  ChosenKernels kernels;
+  for (const std::string& setting : settings())
+    for (const Gemm gemm : kGemms)
+      for (const bool dense_last : {false, true})
+        for_each_case({setting, gemm, dense_last}, Ranks::kLargest, [&](const Case& c) {
+          simulate(c.setting);
+          Problem(c, small).add_kernel(kernels);
+        });
+  kernels.expect_all_of(StepTest::kAdapterStep);
+}
 
 }  // namespace
 }  // namespace tilemoe::test::adapter

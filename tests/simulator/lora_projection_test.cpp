@@ -10,6 +10,7 @@
 
 #include "cuda/cuda_backend.h"
 #include "lora_problem.h"
+#include "lora_rows.h"
 
 namespace tilemoe::test {
 namespace {
@@ -23,7 +24,8 @@ struct Case {
   bool has_ends = false;
 };
 
-void run(const Case& c) {
+// Or adds the kernel of the step, which then does not run.
+void run(const Case& c, ChosenKernels* kernels = nullptr) {
   simulate(c.setting);
   constexpr int64_t kWidth = 136;
   const ExpertRows experts_rows({129, 0, 1, 64, 3}, 70, 37);
@@ -55,13 +57,15 @@ void run(const Case& c) {
   experts.struct_size = sizeof experts;
   experts.dtype = c.dtype, experts.E = E, experts.d = kWidth, experts.n = kWidth;
   experts.rank_1 = static_cast<int32_t>(c.rank);
-  cuda::backend().steps.lora_P1.run({.experts = &experts,
-                                     .rows = rows,
-                                     .source = source.tensor(),
-                                     .factor = factor.tensor(),
-                                     .out = out.tensor(),
-                                     .scratch = {},
-                                     .stream = nullptr});
+  const LoraProjection step{.experts = &experts,
+                            .rows = rows,
+                            .source = source.tensor(),
+                            .factor = factor.tensor(),
+                            .out = out.tensor(),
+                            .scratch = {},
+                            .stream = nullptr};
+  if (kernels) return kernels->add(step);
+  cuda::backend().steps.lora_P1.run(step);
   expect_clean_run();
   const std::vector<double> sources_read = source.values(), factor_read = factor.values();
   out.expect(
@@ -98,6 +102,16 @@ TEST_P(LoraPAndQ, EndsWhereAPartEnds) {
 TEST_P(LoraPAndQ, HasTwoAdaptersRanks) {
   const auto& [setting, dtype, gathers, contiguous_rank] = GetParam();
   if (dtype == TILEMOE_BFLOAT16) run({setting, dtype, gathers, contiguous_rank, 512});
+}
+
+TEST(LoraProjectionKernels, AreRun) {
+  ChosenKernels kernels;
+  for (const std::string& setting : settings())
+    for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+      for (const bool gathers : {false, true})
+        for (const bool contiguous_rank : {false, true})
+          run({setting, dtype, gathers, contiguous_rank}, &kernels);
+  kernels.expect_all_of(StepTest::kLoraProjection);
 }
 
 std::string name_of(const testing::TestParamInfo<LoraPAndQ::ParamType>& param) {
