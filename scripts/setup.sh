@@ -13,6 +13,9 @@
 # Each `say` begins a stage; if TILEMOE_STAGES names a file, its time is written there.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# Python compiles a module once, into build/, and not in each process that imports it.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$root/build/pycache
 # shellcheck source=scripts/packages.sh
 . "$root/scripts/packages.sh"
 

@@ -28,7 +28,7 @@ namespace tilemoe::simulator {
 namespace {
 
 struct Options {
-  std::vector<std::string> cases;
+  std::vector<std::string> cases, except;
   std::vector<std::string> devices = {"sm80"};
   uint64_t seed = 1, data_seed = 1;
   int64_t seeds = 1;
@@ -48,7 +48,8 @@ struct Result {
 bool matches(const verify::Case& one, const Options& options) {
   if (one.dtype == DType::kFloat32 || one.too_large || one.huge) return false;
   if (options.reduced && !one.reduced) return false;
-  return verify::matches_any(options.cases, one.name);
+  const bool excluded = !options.except.empty() && verify::matches_any(options.except, one.name);
+  return !excluded && verify::matches_any(options.cases, one.name);
 }
 
 std::string name_of(const Job& job, bool with_setting) {
@@ -185,7 +186,7 @@ int simulate(Options options) {
   const auto run_one = [&](size_t i) {
     results[i] = run(jobs[i], name_of(jobs[i], several), options);
   };
-  // The library reads the device's properties once per process.
+  // The library reads TILEMOE_2CTA once per process.
   if (several || options.jobs > 1) {
     // After each case, since a search of hours may be cut off.
     side_by_side(jobs.size(), options.jobs, run_one, [&] {
@@ -228,6 +229,9 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Runs cases of the registry on a simulated GPU, whose schedule a seed decides");
   app.add_option("case", options.cases, "Cases to run: names or patterns; default: all");
+  app.add_option("--except", options.except, "Cases not to run: names or patterns")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   std::vector<std::string> names;
   std::string help = "What is simulated, one or several, separated by commas:";
   for (const Setting& one : all_settings()) {

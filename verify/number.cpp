@@ -1,6 +1,7 @@
 #include "number.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -25,15 +26,29 @@ Format format_of(DType dtype) {
 
 constexpr int kSignBit = 15;
 
+// The exponent and the fraction bits of a normal double.
+constexpr int kBias = 1023, kFractionBits = 52;
+
+// 2^exponent, which must be a normal double.
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + kBias) << kFractionBits);
+}
+
+// ilogb(x) of a finite x, or `least` if that is larger, which no exponent of a subnormal is.
+int exponent_of(double x, int least) {
+  const auto biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> kFractionBits & 0x7ff);
+  return std::max(biased - kBias, least);
+}
+
 }  // namespace
 
 double round_to(DType dtype, double x) {
   if (x == 0 || !std::isfinite(x)) return x;
   const Format format = format_of(dtype);
-  const int exponent = std::max(std::ilogb(x), format.min_exponent);
-  const double unit = std::ldexp(1.0, exponent - (format.digits - 1));
-  const double rounded = std::nearbyint(x / unit) * unit;
-  const double largest = std::ldexp(2.0 - std::ldexp(1.0, 1 - format.digits), format.max_exponent);
+  const int unit = exponent_of(x, format.min_exponent) - (format.digits - 1);  // 2^unit
+  const double rounded = std::nearbyint(x * power_of_two(-unit)) * power_of_two(unit);
+  const double largest =
+      (2.0 - power_of_two(1 - format.digits)) * power_of_two(format.max_exponent);
   if (std::fabs(rounded) <= largest) return rounded;
   return std::copysign(std::numeric_limits<double>::infinity(), x);
 }
@@ -48,8 +63,8 @@ uint16_t encode_16bit(DType dtype, double x) {
     return static_cast<uint16_t>(sign | infinity | (1 << (fraction_bits - 1)));
   if (std::isinf(magnitude)) return static_cast<uint16_t>(sign | infinity);
   if (magnitude == 0) return static_cast<uint16_t>(sign);
-  const int exponent = std::max(std::ilogb(magnitude), format.min_exponent);
-  const int significand = static_cast<int>(std::ldexp(magnitude, fraction_bits - exponent));
+  const int exponent = exponent_of(magnitude, format.min_exponent);
+  const int significand = static_cast<int>(magnitude * power_of_two(fraction_bits - exponent));
   const int biased = exponent - format.min_exponent;  // the hidden bit adds the missing 1
   return static_cast<uint16_t>(sign | ((biased << fraction_bits) + significand));
 }
@@ -64,10 +79,10 @@ double decode_16bit(DType dtype, uint16_t bits) {
     magnitude = fraction ? std::numeric_limits<double>::quiet_NaN()
                          : std::numeric_limits<double>::infinity();
   } else if (biased == 0) {
-    magnitude = std::ldexp(fraction, format.min_exponent - fraction_bits);
+    magnitude = fraction * power_of_two(format.min_exponent - fraction_bits);
   } else {
-    magnitude = std::ldexp(fraction + (1 << fraction_bits),
-                           biased - 1 + format.min_exponent - fraction_bits);
+    magnitude = (fraction + (1 << fraction_bits)) *
+                power_of_two(biased - 1 + format.min_exponent - fraction_bits);
   }
   return bits >> kSignBit ? -magnitude : magnitude;
 }

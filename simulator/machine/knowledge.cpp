@@ -6,6 +6,10 @@ namespace tilemoe::simulator {
 
 void Clock::raise(size_t agent, Epoch epoch) {
   if (of(agent) >= epoch) return;
+  own(agent + 1)[agent] = epoch;
+}
+
+std::vector<Epoch>& Clock::own(size_t agents) {
   if (!epochs_) {
     epochs_ = new Epochs;
   } else if (epochs_->use_count() > 1) {
@@ -13,8 +17,8 @@ void Clock::raise(size_t agent, Epoch epoch) {
     copy->of = epochs_->of;
     epochs_ = copy;
   }
-  if (epochs_->of.size() <= agent) epochs_->of.resize(agent + 1);
-  epochs_->of[agent] = epoch;
+  if (epochs_->of.size() < agents) epochs_->of.resize(agents);
+  return epochs_->of;
 }
 
 void Clock::join(const Clock& other) {
@@ -47,8 +51,13 @@ void Clock::join(const Clock& other) {
 
 void Clock::join(const Clock& other, size_t first, size_t end) {
   if (!other.epochs_) return;
-  end = std::min(end, other.epochs_->of.size());
-  for (size_t agent = first; agent < end; ++agent) raise(agent, other.epochs_->of[agent]);
+  const std::vector<Epoch>& from = other.epochs_->of;
+  end = std::min(end, from.size());
+  while (first < end && of(first) >= from[first]) ++first;
+  if (first >= end) return;
+  std::vector<Epoch>& to = own(end);
+  for (size_t agent = first; agent < end; ++agent)
+    to[agent] = to[agent] < from[agent] ? from[agent] : to[agent];
 }
 
 void Knowledge::join(const Knowledge& other) {

@@ -38,7 +38,7 @@ Machine& Machine::instance() {
   return machine;
 }
 
-Machine::Machine() : device_{"Simulated A100", 8, 0, 163 * 1024, 3} {
+Machine::Machine() : devices_{{"Simulated A100", 8, 0, 163 * 1024, 3}} {
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* to) {
         auto& machine = *static_cast<Machine*>(to);
@@ -54,6 +54,12 @@ Machine::Machine() : device_{"Simulated A100", 8, 0, 163 * 1024, 3} {
       this);
 }
 Machine::~Machine() = default;
+
+void Machine::set_device(const DeviceKind& kind) {
+  const auto known = std::find(devices_.begin(), devices_.end(), kind);
+  device_ = static_cast<size_t>(known - devices_.begin());
+  if (known == devices_.end()) devices_.push_back(kind);
+}
 
 void Machine::set_seed(uint64_t seed) {
   seed_ = seed;
@@ -77,7 +83,7 @@ cudaError_t Machine::launch(Launch launch) {
   const uint64_t threads = uint64_t{shape.block.x} * shape.block.y * shape.block.z;
   const uint64_t blocks = uint64_t{shape.grid.x} * shape.grid.y * shape.grid.z;
   if (threads == 0 || threads > 1024 || blocks == 0 || blocks > kMaxBlockNumbers ||
-      shape.dynamic_bytes > static_cast<size_t>(device_.shared_bytes) ||
+      shape.dynamic_bytes > static_cast<size_t>(device().shared_bytes) ||
       shape.grid.x % shape.cluster != 0)
     return cudaErrorInvalidConfiguration;
   launch.number = launches_ever_++;

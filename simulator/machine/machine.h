@@ -18,6 +18,7 @@
 #include <memory>
 #include <semaphore>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <vector>
@@ -266,10 +267,11 @@ class Worker {
 };
 
 struct DeviceKind {
-  const char* name;
+  std::string_view name;
   int major, minor;
   int shared_bytes;  // per block
   int sms;
+  bool operator==(const DeviceKind&) const = default;
 };
 
 class Machine final : public ConflictListener {
@@ -277,8 +279,10 @@ class Machine final : public ConflictListener {
   static Machine& instance();
 
   // ---- what is simulated
-  void set_device(const DeviceKind& kind) { device_ = kind; }
-  const DeviceKind& device() const { return device_; }
+  // Each kind is a device of its own index, since a program may read an index's properties once.
+  void set_device(const DeviceKind& kind);
+  const DeviceKind& device() const { return devices_[device_]; }
+  size_t device_index() const { return device_; }
   // Restarts the numbers of launches.
   void set_seed(uint64_t seed);
   void set_schedule(Schedule schedule) { schedule_ = schedule; }
@@ -388,7 +392,8 @@ class Machine final : public ConflictListener {
     uint32_t threads;
   };
 
-  DeviceKind device_;
+  std::vector<DeviceKind> devices_;
+  size_t device_ = 0;  // the current one
   uint64_t seed_ = 1;
   Schedule schedule_ = Schedule::kAny;
   int planted_ = 0;

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <stdexcept>
+#include <utility>
 
 #include "simulator/machine/machine.h"
 #include "simulator/tensor_map.h"
@@ -20,9 +21,10 @@ using tilemoe::simulator::Machine;
 namespace tilemoe::simulator {
 namespace {
 
-std::map<const void*, int>& max_dynamic_bytes() {
-  static std::map<const void*, int> bytes;
-  return bytes;
+// Of a kernel on the current device.
+int& max_dynamic_bytes(const void* kernel) {
+  static std::map<std::pair<size_t, const void*>, int> bytes;
+  return bytes[{Machine::instance().device_index(), kernel}];
 }
 constexpr size_t kDefaultMaxBytes = 48 * 1024;
 
@@ -44,10 +46,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel,
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
       started.shape.pdl = attribute.val.programmaticStreamSerializationAllowed != 0;
   }
-  const auto max_bytes = max_dynamic_bytes().find(kernel);
-  const size_t allowed = max_bytes == max_dynamic_bytes().end()
-                             ? kDefaultMaxBytes
-                             : std::max(kDefaultMaxBytes, static_cast<size_t>(max_bytes->second));
+  const size_t allowed = std::max(kDefaultMaxBytes, static_cast<size_t>(max_dynamic_bytes(kernel)));
   if (config.dynamicSmemBytes > allowed) return cudaErrorInvalidValue;
   return Machine::instance().launch(std::move(started));
 }
@@ -56,14 +55,17 @@ __attribute__((noinline)) void leave_scraps() {
   const Thread& thread = *Machine::current();
   Random random = thread.block->machine->random_of(thread);
   std::array<uint64_t, 1024> scraps;
-  for (size_t i = 0; i < scraps.size(); ++i) scraps[i] = i < 16 ? random.next() : scraps[i - 16];
+  constexpr size_t kRandom = 16;
+  for (size_t i = 0; i < kRandom; ++i) scraps[i] = random.next();
+  for (size_t i = kRandom; i < scraps.size(); i += kRandom)
+    std::copy_n(scraps.begin(), kRandom, scraps.begin() + i);
   asm volatile("" : : "r"(scraps.data()) : "memory");  // they are wanted
 }
 
 cudaError_t set_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaErrorInvalidValue;
   if (value > Machine::instance().device().shared_bytes) return cudaErrorInvalidValue;
-  max_dynamic_bytes()[kernel] = value;
+  max_dynamic_bytes(kernel) = value;
   return cudaSuccess;
 }
 
@@ -79,6 +81,9 @@ cudaError_t get_attributes(cudaFuncAttributes* attributes, const void*) {
 
 namespace {
 
+bool is_current(int device) {
+  return device == static_cast<int>(Machine::instance().device_index());
+}
 bool is_of_device(const void* memory) {
   return Machine::instance().memory().has(memory);
 }
@@ -169,14 +174,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t) {
 }
 cudaError_t cudaGetDevice(int* device) {
   Machine::instance().count_device_query();
-  *device = 0;
+  *device = static_cast<int>(Machine::instance().device_index());
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
-  return device == 0 ? cudaSuccess : cudaErrorInvalidDevice;
+  return is_current(device) ? cudaSuccess : cudaErrorInvalidDevice;
 }
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = static_cast<int>(Machine::instance().device_index()) + 1;
   return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int* version) {
@@ -191,10 +196,10 @@ cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device != 0) return cudaErrorInvalidDevice;
+  if (!is_current(device)) return cudaErrorInvalidDevice;
   const auto& kind = Machine::instance().device();
   *properties = {};
-  std::strncpy(properties->name, kind.name, sizeof(properties->name) - 1);
+  kind.name.copy(properties->name, sizeof(properties->name) - 1);
   properties->major = kind.major;
   properties->minor = kind.minor;
   properties->multiProcessorCount = kind.sms;

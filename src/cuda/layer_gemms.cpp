@@ -1,7 +1,6 @@
 #include "cuda/layer_gemms.h"
 
 #include <algorithm>
-#include <span>
 
 #include "core/check.h"
 #include "cuda/core/gemm_steps.h"
@@ -28,15 +27,10 @@ void input_gradient(const InputGradient& step) {
 
 namespace {
 
-// The properties of the output that a weight gradient kernel is compiled for.
-struct GradientOutput {
-  bool is_float32;
-  OutputMajor major;
-  bool operator==(const GradientOutput&) const = default;
-};
-GradientOutput output_of(const tilemoe_tensor& out) {
-  return {.is_float32 = out.dtype == TILEMOE_FLOAT32,
-          .major = out.stride[2] == 1 ? OutputMajor::kColumn : OutputMajor::kRow};
+// Whether one kernel computes both outputs.
+bool same_kind(const tilemoe_tensor& a, const tilemoe_tensor& b) {
+  return (a.dtype == TILEMOE_FLOAT32) == (b.dtype == TILEMOE_FLOAT32) &&
+         (a.stride[2] == 1) == (b.stride[2] == 1);
 }
 
 void run_weight_gradient(WeightGradient step, int32_t workers) {
@@ -47,31 +41,17 @@ void run_weight_gradient(WeightGradient step, int32_t workers) {
                                         .capacity = step.rows.capacity,
                                         .of_an_expert = step.rows.of_an_expert},
                                        workers_of(workers, device_of(step.tuning.plan).sms));
-  const GradientOutput out = output_of(step.part[0].out);
   for (int p = 1; p < step.parts; ++p)
-    TILEMOE_ASSERT(output_of(step.part[p].out) == out,
+    TILEMOE_ASSERT(same_kind(step.part[p].out, step.part[0].out),
                    "a weight gradient's parts differ in dtype or major");
-  const KernelKey key{
-      GemmName::kWeightGradient,
-      arch_of(step.tuning.plan),
-      {.recipe = recipe_of(*step.experts), .float_out = out.is_float32, .out = out.major}};
-  const std::span<const TileConfiguration> tiles = tiles_of(key);
-  // The tile of a CTA is half of a reference tile. A factor may take only the narrow part of it:
-  // the columns of that half that exist. Weight gradients keep the wide one, however few they have.
-  const bool is_narrow = step.of_factor && step.dense_columns <= kNarrowColumns;
-  const int block = is_narrow ? kNarrowColumns : column_block(step.dense_columns);
-  const auto tile = std::find_if(tiles.begin(), tiles.end(),
-                                 [&](const auto& each) { return each.block_n == block; });
-  TILEMOE_ASSERT(tile != tiles.end(), "a weight gradient without a kernel");
-  start(&*tile, step);
+  start(kernel_of(step), step);
 }
 
 // Adds an output. A launch has outputs of one width, one dtype and one major: if this one differs,
 // the outputs so far are computed first.
 void add_output(WeightGradient& step, const WeightGradient::Part& part, int32_t workers) {
   const int64_t columns = part.out.shape[1];
-  if (step.parts > 0 &&
-      (step.dense_columns != columns || output_of(step.part[0].out) != output_of(part.out))) {
+  if (step.parts > 0 && (step.dense_columns != columns || !same_kind(step.part[0].out, part.out))) {
     run_weight_gradient(step, workers);
     step.parts = 0;
   }

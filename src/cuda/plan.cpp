@@ -12,6 +12,7 @@
 #include "cuda/core/device.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/gemm/schedule/sizes.h"
+#include "cuda/gemm/schedule/splits.h"
 #include "cuda/two_cta.h"
 
 namespace tilemoe::cuda {
@@ -154,6 +155,29 @@ Kernel kernel_of(const ActivationGradient& step) {
 Kernel kernel_of(const InputGradient& step) {
   if (step.tuning.plan == nullptr) return choose(step);
   return planned_or_chosen(step, step.tuning.plan->input_gradient);
+}
+
+// ---- the weight gradients
+
+KernelKey key_of(const WeightGradient& step) {
+  const tilemoe_tensor& out = step.part[0].out;
+  return {GemmName::kWeightGradient,
+          arch_of(step.tuning.plan),
+          {.recipe = recipe_of(*step.experts),
+           .float_out = out.dtype == TILEMOE_FLOAT32,
+           .out = out.stride[2] == 1 ? OutputMajor::kColumn : OutputMajor::kRow}};
+}
+
+Kernel kernel_of(const WeightGradient& step) {
+  const std::span<const TileConfiguration> tiles = tiles_of(key_of(step));
+  // The tile of a CTA is half of a reference tile. A factor may take only the narrow part of it:
+  // the columns of that half that exist. Weight gradients keep the wide one, however few they have.
+  const bool is_narrow = step.of_factor && step.dense_columns <= kNarrowColumns;
+  const int block = is_narrow ? kNarrowColumns : column_block(step.dense_columns);
+  const auto tile = std::find_if(tiles.begin(), tiles.end(),
+                                 [&](const auto& each) { return each.block_n == block; });
+  TILEMOE_ASSERT(tile != tiles.end(), "a weight gradient without a kernel");
+  return &*tile;
 }
 
 // ---- low-rank adapters

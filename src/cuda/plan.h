@@ -6,6 +6,7 @@
 
 #include "core/backend.h"
 #include "cuda/core/experts_plan.h"
+#include "cuda/core/gemm_steps.h"
 #include "cuda/core/variant.h"
 #include "cuda/ops/table.h"
 
@@ -27,6 +28,7 @@ Kernel kernel_of(const UpProjection& step);
 Kernel kernel_of(const DownProjection& step);
 Kernel kernel_of(const ActivationGradient& step);
 Kernel kernel_of(const InputGradient& step);
+Kernel kernel_of(const WeightGradient& step);  // of the tile that its columns take
 Kernel kernel_of(const LoraProjection& step);  // the only one of its key
 
 // Which kernels a step chooses from.
@@ -34,6 +36,7 @@ KernelKey key_of(const UpProjection& step);
 KernelKey key_of(const DownProjection& step);
 KernelKey key_of(const ActivationGradient& step);
 KernelKey key_of(const InputGradient& step);
+KernelKey key_of(const WeightGradient& step);  // whose first part has the properties of all
 KernelKey key_of(const LoraProjection& step);
 
 }  // namespace tilemoe::cuda

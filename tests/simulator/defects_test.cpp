@@ -46,7 +46,7 @@ std::vector<Defect> defects() {
   return all;
 }
 
-// A process has one device.
+// A process has one value of TILEMOE_2CTA.
 class PlantedDefect : public testing::TestWithParam<Defect> {
  protected:
   void SetUp() override {

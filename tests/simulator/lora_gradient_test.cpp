@@ -12,6 +12,7 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/gemm/schedule/sizes.h"
 #include "lora_problem.h"
+#include "lora_rows.h"
 
 namespace tilemoe::test {
 namespace {
@@ -78,6 +79,19 @@ class Problem {
     step.workers = c_.workers;
     row.run(step);
     expect_clean_run();
+  }
+
+  // Adds the kernels of the GEMMs that `run` starts, in which an input that is not gathered is dense.
+  void add_kernels(ChosenKernels& kernels) const {
+    std::vector<tilemoe_tensor> outputs = {dA_->tensor()};
+    for (const auto& one : dB_) outputs.push_back(one->tensor());
+    for (const tilemoe_tensor& out : outputs) {
+      cuda::WeightGradient gemm{};
+      gemm.experts = &experts_, gemm.rows = rows_.rows(true), gemm.of_factor = true;
+      gemm.part[gemm.parts++].out = c_.gathers_input ? out : transposed(out);
+      gemm.dense_columns = gemm.part[0].out.shape[1];
+      kernels.add(gemm);
+    }
   }
 
   void expect_outputs() {
@@ -174,18 +188,37 @@ TEST_P(LoraGradientStep, IsExactForEveryRank) {
   }
 }
 
-TEST_P(LoraGradientStep, WritesEveryKindOfOutput) {
+// A case for every kind of output.
+template <class Visit>
+void for_each_kind(const Case& any, const Visit& visit) {
   for (const bool is_float32 : {false, true})
     for (const bool contiguous_rows : {false, true})
       for (const bool accumulate : {false, true}) {
         SCOPED_TRACE(testing::Message() << is_float32 << contiguous_rows << accumulate);
-        Case c = with_rank(24);
+        Case c = any;
         c.dA = {true, is_float32, contiguous_rows};
         c.dB = {c.dA};
         c.accumulate = accumulate;
         c.counts = {65, 0, 3};
-        run(c);
+        visit(c);
       }
+}
+
+TEST_P(LoraGradientStep, WritesEveryKindOfOutput) {
+  for_each_kind(with_rank(24), run);
+}
+
+TEST(LoraGradientKernels, AreRun) {
+  ChosenKernels kernels;
+  for (const std::string& setting : settings())
+    for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+      for (const bool gathers_input : {false, true})
+        for_each_kind({.setting = setting, .dtype = dtype, .gathers_input = gathers_input},
+                      [&](const Case& c) {
+                        simulate(c.setting);
+                        Problem(c).add_kernels(kernels);
+                      });
+  kernels.expect_all_of(StepTest::kLoraGradient);
 }
 
 TEST_P(LoraGradientStep, LeavesWhatIsNotWanted) {

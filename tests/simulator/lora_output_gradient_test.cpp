@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -81,33 +82,43 @@ class Problem {
   }
 
   void expect_outputs() {
+    const std::vector<double> dOut = dOut_.values(), factor = factor_.values();
+    const std::vector<double> P = scaled_P();
+    const auto row_of_dOut = [&](int64_t row) {
+      return dOut.data() + rows_.source_of(row, c_.gathers) * width_;
+    };
     Q_.expect(
         "Q", [&](const Index& i) { return i[0] < rows_.M; },
         [&](const Index& i) {
-          double sum = 0;
-          for (int64_t j = 0; j < width_; ++j)
-            sum += dOut(i[0], j) * factor_.at({rows_.expert_of(i[0]), i[1], j});
-          return sum;
+          const double* const of_dOut = row_of_dOut(i[0]);
+          const double* const of_factor =
+              factor.data() + (rows_.expert_of(i[0]) * c_.rank + i[1]) * width_;
+          return std::inner_product(of_dOut, of_dOut + width_, of_factor, 0.0);
         });
     for (size_t p = 0; p < dB_.size(); ++p)
       dB_[p]->expect(
           "dB", [&](const Index&) { return c_.dB[p].wanted; },
           [&](const Index& i) {
             double sum = c_.accumulate ? dB_[p]->at(i) : 0;
-            for (int64_t row = rows_.begin(i[0]); row < rows_.end(i[0]); ++row) {
-              const double score = c_.gathers ? rows_.score.at({row, 0, 0}) : 1;
-              sum += dOut(row, first(p) + i[1]) *
-                     verify::round_to(static_cast<DType>(c_.dtype),
-                                      static_cast<float>(kScale * score) * P_.at(row, i[2]));
-            }
+            for (int64_t row = rows_.begin(i[0]), end = rows_.end(i[0]); row < end; ++row)
+              sum +=
+                  row_of_dOut(row)[first(p) + i[1]] * P[static_cast<size_t>(row * c_.rank + i[2])];
             return sum;
           });
   }
 
  private:
   int64_t first(size_t part) const { return kMargin + c_.columns * static_cast<int64_t>(part); }
-  double dOut(int64_t row, int64_t column) const {
-    return dOut_.at(rows_.source_of(row, c_.gathers), column);
+  // P times the scale, and times the scores if dO is gathered: (M, rank).
+  std::vector<double> scaled_P() const {
+    std::vector<double> scaled;
+    for (int64_t row = 0; row < rows_.M; ++row) {
+      const double score = c_.gathers ? rows_.score.at({row, 0, 0}) : 1;
+      for (int64_t j = 0; j < c_.rank; ++j)
+        scaled.push_back(verify::round_to(static_cast<DType>(c_.dtype),
+                                          static_cast<float>(kScale * score) * P_.at(row, j)));
+    }
+    return scaled;
   }
   PlacedTensor rank_columns() const {
     return PlacedTensor::columns(c_.dtype, rows_.capacity, c_.rank, c_.rank + 2 * kMargin, kMargin);

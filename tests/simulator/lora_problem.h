@@ -89,6 +89,12 @@ class PlacedTensor {
     return verify::load(static_cast<DType>(dtype_), bytes_.data(), place(i));
   }
   double at(int64_t row, int64_t column) const { return at({row, column, 0}); }
+  // All elements, the last dimension's next to each other.
+  std::vector<double> values() const {
+    std::vector<double> values;
+    for_each([&](const Index& i) { values.push_back(at(i)); });
+    return values;
+  }
 
   tilemoe_tensor tensor() const {
     tilemoe_tensor tensor = view_;

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "cuda/cuda_backend.h"
 #include "lora_problem.h"
+#include "lora_rows.h"
 
 namespace tilemoe::test {
 namespace {
@@ -21,7 +24,8 @@ struct Case {
   bool has_ends = false;
 };
 
-void run(const Case& c) {
+// Or adds the kernel of the step, which then does not run.
+void run(const Case& c, ChosenKernels* kernels = nullptr) {
   simulate(c.setting);
   constexpr int64_t kWidth = 136;
   const ExpertRows experts_rows({129, 0, 1, 64, 3}, 70, 37);
@@ -53,14 +57,17 @@ void run(const Case& c) {
   experts.struct_size = sizeof experts;
   experts.dtype = c.dtype, experts.E = E, experts.d = kWidth, experts.n = kWidth;
   experts.rank_1 = static_cast<int32_t>(c.rank);
-  cuda::backend().steps.lora_P1.run({.experts = &experts,
-                                     .rows = rows,
-                                     .source = source.tensor(),
-                                     .factor = factor.tensor(),
-                                     .out = out.tensor(),
-                                     .scratch = {},
-                                     .stream = nullptr});
+  const LoraProjection step{.experts = &experts,
+                            .rows = rows,
+                            .source = source.tensor(),
+                            .factor = factor.tensor(),
+                            .out = out.tensor(),
+                            .scratch = {},
+                            .stream = nullptr};
+  if (kernels) return kernels->add(step);
+  cuda::backend().steps.lora_P1.run(step);
   expect_clean_run();
+  const std::vector<double> sources_read = source.values(), factor_read = factor.values();
   out.expect(
       "out",
       [&](const Index& i) {
@@ -69,10 +76,9 @@ void run(const Case& c) {
       [&](const Index& i) {
         const int64_t row = experts_rows.source_of(i[0], c.gathers);
         const int64_t expert = experts_rows.expert_of(i[0]);
-        double sum = 0;
-        for (int64_t k = 0; k < kWidth; ++k)
-          sum += source.at(row, k) * factor.at({expert, i[1], k});
-        return sum;
+        const double* const of_source = sources_read.data() + row * kWidth;
+        const double* const of_factor = factor_read.data() + (expert * c.rank + i[1]) * kWidth;
+        return std::inner_product(of_source, of_source + kWidth, of_factor, 0.0);
       });
 }
 
@@ -96,6 +102,16 @@ TEST_P(LoraPAndQ, EndsWhereAPartEnds) {
 TEST_P(LoraPAndQ, HasTwoAdaptersRanks) {
   const auto& [setting, dtype, gathers, contiguous_rank] = GetParam();
   if (dtype == TILEMOE_BFLOAT16) run({setting, dtype, gathers, contiguous_rank, 512});
+}
+
+TEST(LoraProjectionKernels, AreRun) {
+  ChosenKernels kernels;
+  for (const std::string& setting : settings())
+    for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+      for (const bool gathers : {false, true})
+        for (const bool contiguous_rank : {false, true})
+          run({setting, dtype, gathers, contiguous_rank}, &kernels);
+  kernels.expect_all_of(StepTest::kLoraProjection);
 }
 
 std::string name_of(const testing::TestParamInfo<LoraPAndQ::ParamType>& param) {
