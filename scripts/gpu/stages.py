@@ -38,6 +38,7 @@ SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b"
 # Layers with low-rank adapters, T, d, n, E, K: those of Qwen3-30B-A3B and of gpt-oss-20b.
 ADAPTERS = {"qwen3-30b-512": [512, 2048, 768, 128, 8], "qwen3-30b": [4096, 2048, 768, 128, 8],
             "qwen3-30b-32768": [32768, 2048, 768, 128, 8], "gpt-oss-20b": [8192, 2880, 2880, 32, 4]}
+FORMATS = ["fp8", "mxfp4", "nf4", "nf4_double", "nvfp4"]  # of quantised weights
 BENCH_SHAPE = [2048, 1024, 512, 16, 4]  # T, d, n, E, K of the command's short bench
 ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
@@ -451,26 +452,35 @@ def bench(machine, folder):
             *(item(layer, arch) for arch in machine.other_archs() for layer in PROFILED)]
 
 
-def adapters(machine, folder):
-    """The layer with low-rank adapters compared with the frozen layer and with other libraries."""
-    others = ["torch-grouped_mm-compiled", "peft-grouped_mm", "peft-tilemoe"]
+def with_adapters(machine, folder, layer, peers, arch=None):
+    """A layer of ADAPTERS from PyTorch, next to these peers."""
+    name = named(layer, arch)
+    file = folder / f"{name}.jsonl"
 
-    def item(layer, arch=None):
-        name = named(layer, arch)
-        file = folder / f"{name}.jsonl"
-        peers = ["--against", "tilemoe-frozen", *([] if arch else others)]
-        return machine.torch_item(name, ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
-                                         *map(str, ADAPTERS[layer]), "--lora-rank", "16", *peers,
-                                         "--json", file], 120,
-                                  lambda _: of_item(file, name), arch=arch)
-
-    def of_item(file, name):
+    def of_item(_):
         """The measurements, named by the item: sizes are the same for several."""
         return [dataclasses.replace(one, name=f"bench/{name}/{one.name.rsplit('/', 1)[1]}")
                 for one in measured(file, name)]
 
-    return [*(item(layer) for layer in ADAPTERS),
-            *(item(layer, arch) for arch in machine.other_archs() for layer in ADAPTERS)]
+    return machine.torch_item(name, ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
+                                     *map(str, ADAPTERS[layer]), "--lora-rank", "16", "--against",
+                                     *peers, "--json", file], 120, of_item, arch=arch)
+
+
+def adapters(machine, folder):
+    """The layer with low-rank adapters compared with the frozen layer and with other libraries."""
+    peers = ["tilemoe-frozen", "torch-grouped_mm-compiled", "peft-grouped_mm", "peft-tilemoe"]
+    return [*(with_adapters(machine, folder, layer, peers) for layer in ADAPTERS),
+            *(with_adapters(machine, folder, layer, peers[:1], arch)
+              for arch in machine.other_archs() for layer in ADAPTERS)]
+
+
+def quantized(machine, folder):
+    """The layer with adapters on quantised weights compared with the one on 16-bit weights, and each
+    step of it."""
+    peers = [f"tilemoe-{format.replace('_', '-')}" for format in FORMATS]
+    return [*(with_adapters(machine, folder, layer, peers) for layer in ADAPTERS),
+            timed(machine, folder, "steps", ["few-rows", "gpt-oss-20b", "--quantized", *FORMATS])]
 
 
 def timed(machine, folder, name, words, limit_s=120, arch=None):
@@ -535,6 +545,7 @@ STAGES = {
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,
     "adapters": adapters,
+    "quantized": quantized,
     "kernels": kernels,
     "configurations": configurations,
     "profile": profile,
