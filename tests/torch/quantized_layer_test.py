@@ -12,6 +12,7 @@ import lora_test
 import tilemoe
 from checks import Calls, refused, same_bits
 from lora_test import adapted
+from peak_memory_test import allocations, live_sums
 from quantized_support import E, K, T, WEIGHTS, d, factors, layer, n, quantized
 from random_layers import normal, results
 from target import DEVICE
@@ -175,6 +176,25 @@ def test_nothing_of_16_bits_is_saved(format):
     narrow, values = quantized(tensors, format)
     # Only the scalars that stand for the weights' shapes.
     assert saved_by(narrow) <= saved_by(values) + 64 < values["W2"].nbytes + saved_by(values)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("blocks", [1, E])
+def test_the_peak_has_one_weight_in_16_bits(blocks):
+    """Above that of the dequantised layer, forward and backward."""
+    tensors = layer(torch.bfloat16)
+    narrow, values = quantized(tensors, "nf4")
+    leaves = [tensors["x"], tensors["logits_or_scores"]]
+
+    def peak(weights):
+        step = lambda: torch.autograd.grad(
+            tilemoe.moe(**weights, K=K, weight_blocks=blocks).sum(), leaves
+        )
+        step()
+        return max(live_sums(allocations(step)))
+
+    scratch = values["W1"].nbytes // blocks
+    assert scratch / 2 < peak(narrow) - peak(values) <= scratch + 4096
 
 
 @pytest.mark.parametrize("format", [1, 2, 3, 4, 5])
