@@ -48,9 +48,6 @@ class QuantizedWeight(nn.Module):
             self.format, self.shape, self.transposed, *arrays, self.dtype  # type: ignore[arg-type]
         )
 
-    def forward(self) -> QuantizedExperts:
-        return self.value()
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
         # Seen as bytes, which fn moves but does not cast.
         for name, array in self._buffers.items():
