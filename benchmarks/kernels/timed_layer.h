@@ -18,6 +18,7 @@ namespace step {
 using namespace tilemoe::step;
 inline constexpr const char* top_k = "top_k";
 inline constexpr const char* route = "route";
+inline constexpr const char* pack_lora = "pack_lora";
 inline constexpr const char* router_backward = "router_backward";
 }  // namespace step
 
@@ -48,8 +49,10 @@ struct TimedTensors {
   Tensor X, O, dO, dX, H;
   Tensor W1, W2, b1, b2, dW1, dW2, db1, db2;
   Tensor logits, ids, scores, ds, dlogits;
-  size_t routing_bytes, routing_workspace_bytes, workspace_bytes;
-  void *routing, *routing_workspace, *workspace;
+  LoraGradients lora, dlora;  // the factors of adapters, and their gradients
+  Tensor P1, P2;
+  size_t routing_bytes, routing_workspace_bytes, workspace_bytes, packed_lora_bytes;
+  void *routing, *routing_workspace, *workspace, *packed_lora;
 };
 
 class TimedLayer {
@@ -59,7 +62,7 @@ class TimedLayer {
 
   TimedLayer(const verify::Case& layer, Device device);
 
-  // Top-K, routing and the library's forward; an observer sees each step.
+  // Top-K, routing, packing of adapters and the library's forward; an observer sees each step.
   void forward(StepObserver* observer = nullptr);
   // The library's backward, then the router's; after a forward.
   void backward(StepObserver* observer = nullptr);
@@ -73,6 +76,7 @@ class TimedLayer {
 
  private:
   void route(StepObserver* observer);
+  void pack_lora(StepObserver* observer);
   Weights weights() const;
 
   verify::Case case_;
@@ -82,6 +86,7 @@ class TimedLayer {
   std::optional<TimedTensors> tensors_;
   std::optional<Routing> routing_;
   Saved saved_;
+  tilemoe_packed_lora packed_lora_{};
 };
 
 }  // namespace tilemoe::app
