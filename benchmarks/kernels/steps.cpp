@@ -19,8 +19,8 @@ Work work_of_adapters(const std::string& name, const Case& layer, double M, doub
              h = static_cast<double>(layer.h_width());
   const auto rank_1 = static_cast<double>(layer.lora.rank_1()),
              rank_2 = static_cast<double>(layer.lora.rank_2());
-  // M rows, of `rows` bytes if they are read here, times a factor of the experts; and the gradient of
-  // a factor by such rows.
+  // M rows, which are `rows` bytes if they are read here, times a factor of the experts; and the
+  // gradient of a factor by such rows.
   const auto product = [&](double rows, double columns, double rank) {
     return Work{2 * M * columns * rank, rows + element * rank * (M + read * columns)};
   };
