@@ -34,10 +34,10 @@ double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + kBias) << kFractionBits);
 }
 
-// ilogb(x) of a finite x, or `least` if that is larger, which no exponent of a subnormal is.
-int exponent_of(double x, int least) {
+// ilogb(x) of a finite x, or `smallest` if that is larger; the exponent of no subnormal is larger.
+int exponent_of(double x, int smallest) {
   const auto biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> kFractionBits & 0x7ff);
-  return std::max(biased - kBias, least);
+  return std::max(biased - kBias, smallest);
 }
 
 }  // namespace

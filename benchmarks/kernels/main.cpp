@@ -43,7 +43,7 @@ struct Options {
   bool configurations = false, gemm = false, routing = false, list = false;
   std::string pass = "both", dtype = "case", load = "case", rounding = "case", weights = "plain";
   bool biases = false, dH_over_H = false;
-  int32_t column_blocks = 0, weight_blocks = 0;
+  int32_t column_blocks = 0, weight_blocks = 0, lora_rank = 0;
   std::vector<std::string> quantized;
   std::vector<double> limits;
   std::string json_file;
@@ -75,6 +75,11 @@ const Case& find_layer(const std::string& name) {
   throw WrongUsage("no layer is called " + name + "; the layers are " + known);
 }
 
+// Without the gradients of weights and biases.
+void freeze(Case& layer) {
+  layer.wanted.dW1 = layer.wanted.dW2 = layer.wanted.db1 = layer.wanted.db2 = false;
+}
+
 void change(Case& layer, const Options& options) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
     if (options.dtype == tilemoe_dtype_name(to_c(dtype))) layer.dtype = dtype;
@@ -91,6 +96,10 @@ void change(Case& layer, const Options& options) {
   layer.biases |= options.biases, layer.dH_over_H |= options.dH_over_H;
   if (options.column_blocks > 0) layer.column_blocks = options.column_blocks;
   layer.weight_blocks = options.weight_blocks;
+  if (options.lora_rank > 0) {
+    layer.lora = {.gate = options.lora_rank, .down = options.lora_rank, .float32_factors = true};
+    freeze(layer);
+  }
 }
 
 // The layer with frozen weights in each of the formats, under their names.
@@ -178,9 +187,10 @@ void add_options(CLI::App& app, Options& options) {
   CLI::Option* gemm = app.add_flag("--gemm", options.gemm,
                                    "Bare GEMMs by mma.sync and wgmma, and the layers' GEMMs by "
                                    "cuBLASLt, as dense ones");
-  app.add_flag("--routing", options.routing, "Top-K, the routing from its pairs, token rounding")
-      ->excludes(configurations)
-      ->excludes(gemm);
+  CLI::Option* routing = app.add_flag("--routing", options.routing,
+                                      "Top-K, the routing from its pairs, token rounding")
+                             ->excludes(configurations)
+                             ->excludes(gemm);
   gemm->excludes(configurations);
   app.add_flag("--list", options.list, "List the layers and do nothing else");
   options.where.add_to(app);
@@ -219,6 +229,15 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--weight-blocks", options.weight_blocks,
                  "Blocks of experts whose weights are dequantised at a time: less workspace")
       ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option(
+         "--lora-rank", options.lora_rank,
+         "Rank of low-rank adapters of W1 and W2, which are frozen; with the step that packs "
+         "the adapters' factors, which are float32")
+      ->check(CLI::Range(0, TILEMOE_MAX_RANK))
+      ->excludes(configurations)
+      ->excludes(gemm)
+      ->excludes(routing)
       ->capture_default_str();
   app.add_option("--limits", options.limits,
                  "What the device can do at most: TFLOP/s and GB/s; known for an H100")

@@ -17,6 +17,7 @@ using Values = nlohmann::ordered_json;
 // counted once.
 struct Work {
   double flop = 0, bytes = 0;
+  Work operator+(const Work& other) const { return {flop + other.flop, bytes + other.bytes}; }
 };
 
 // The highest rates of a device: the rate of a large dense GEMM that was measured, and of a copy.

@@ -10,15 +10,49 @@ namespace {
 using verify::Case;
 using verify::Load;
 
-// `rows` is M, the rows that the routing made.
-Work work_of(const std::string& name, const Case& layer, int64_t rows) {
+// The steps of low-rank adapters, and what an adapter adds to a GEMM: the second term of its sum.
+// `read` is the number of experts whose factors are read.
+Work work_of_adapters(const std::string& name, const Case& layer, double M, double read) {
+  const auto element = static_cast<double>(size_of(layer.dtype)),
+             factor = static_cast<double>(size_of(layer.factor_dtype()));
+  const auto T = static_cast<double>(layer.T), d = static_cast<double>(layer.d),
+             n = static_cast<double>(layer.n), E = static_cast<double>(layer.E),
+             h = static_cast<double>(layer.h_width());
+  const auto rank_1 = static_cast<double>(layer.lora.rank_1()),
+             rank_2 = static_cast<double>(layer.lora.rank_2());
+  // M rows, which are `rows` bytes if they are read here, times a factor of the experts; and the
+  // gradient of a factor by such rows.
+  const auto product = [&](double rows, double columns, double rank) {
+    return Work{2 * M * columns * rank, rows + element * rank * (M + read * columns)};
+  };
+  const auto gradient = [&](double rows, double columns, double rank) {
+    return Work{2 * M * columns * rank, rows + rank * (element * M + factor * E * columns)};
+  };
+  const double tokens = element * T * d, of_n = element * M * n, of_h = element * M * h;
+  if (name == step::pack_lora && layer.lora.any()) {
+    const double packed = static_cast<double>(layer.experts(Device::kCpu).packed_lora_bytes());
+    return {0, factor * E * (rank_1 * (d + h) + rank_2 * (n + d)) + packed};
+  }
+  if (name == step::lora_P1) return product(tokens, d, rank_1);
+  if (name == step::lora_P2) return product(of_n, n, rank_2);
+  // dB comes with Q, from the same rows.
+  if (name == step::lora_Q1) return product(of_h, h, rank_1) + gradient(0, h, rank_1);
+  if (name == step::lora_Q2) return product(tokens, d, rank_2) + gradient(0, d, rank_2);
+  if (name == step::lora_gradient_1) return gradient(tokens, d, rank_1);
+  if (name == step::lora_gradient_2) return gradient(of_n, n, rank_2);
+  if (name == step::up_projection) return product(0, h, rank_1);
+  if (name == step::down_projection) return product(0, d, rank_2);
+  if (name == step::activation_gradient) return product(0, n, rank_2);
+  if (name == step::input_gradient) return product(0, d, rank_1);
+  return {};
+}
+
+// Of the layer without adapters. M is the number of rows that the routing made.
+Work work_of_layer(const std::string& name, const Case& layer, double M, double read) {
   const auto element = static_cast<double>(size_of(layer.dtype));
   const auto T = static_cast<double>(layer.T), d = static_cast<double>(layer.d),
              n = static_cast<double>(layer.n), E = static_cast<double>(layer.E),
-             K = static_cast<double>(layer.K), M = static_cast<double>(rows),
-             h = static_cast<double>(layer.h_width());
-  // Weights that are read: one expert's if it has all rows.
-  const double read = layer.load == Load::kOneExpert && layer.K == 1 ? 1 : E;
+             K = static_cast<double>(layer.K), h = static_cast<double>(layer.h_width());
   const double logits = element * T * E, chosen = T * K * (sizeof(int32_t) + sizeof(float));
   const double pair = sizeof(int32_t) + sizeof(float) + sizeof(int32_t);  // of the routing object
   const double tokens = element * T * d, W1 = element * h * d, W2 = element * d * n;
@@ -48,8 +82,17 @@ Work work_of(const std::string& name, const Case& layer, int64_t rows) {
   return {};  // the score gradient, which adds up a few numbers a row
 }
 
+Work work_of(const std::string& name, const Case& layer, int64_t rows) {
+  const auto M = static_cast<double>(rows);
+  // Experts whose weights are read: one if it has all rows.
+  const double read =
+      layer.load == Load::kOneExpert && layer.K == 1 ? 1 : static_cast<double>(layer.E);
+  return work_of_layer(name, layer, M, read) + work_of_adapters(name, layer, M, read);
+}
+
 // Whether a backward begins with this step.
 bool begins_backward(const std::string& name, const Case& layer) {
+  if (layer.lora.rank_2() > 0) return name == step::lora_Q2;
   return name ==
          (layer.format_2 == Format::kNone ? step::activation_gradient : step::dequantize_W2_again);
 }

@@ -127,14 +127,29 @@ TimedTensors::TimedTensors(const Case& layer, Device device, Arena& arena) {
   };
   for (Tensor* tokens : {&X, &O, &dO, &dX}) *tokens = arena.take(layer.dtype, {T, d});
   H = arena.take(layer.dtype, {spec.bound(), h});
-  if (layer.format_1 == Format::kNone) W1 = weight(h, d, layer.W1_transposed);
-  if (layer.format_2 == Format::kNone) W2 = weight(d, n, layer.W2_transposed);
-  if (layer.wanted.dW1) dW1 = weight(h, d, layer.W1_transposed);
-  if (layer.wanted.dW2) dW2 = weight(d, n, layer.W2_transposed);
+  // A weight, unless it is quantised, and its gradient if that is computed.
+  const auto weights = [&](Tensor& W, Tensor& dW, bool stored, bool wanted, const auto& take) {
+    if (stored) W = take();
+    if (wanted) dW = take();
+  };
+  const verify::Gradients& wanted = layer.wanted;
+  weights(W1, dW1, layer.format_1 == Format::kNone, wanted.dW1,
+          [&] { return weight(h, d, layer.W1_transposed); });
+  weights(W2, dW2, layer.format_2 == Format::kNone, wanted.dW2,
+          [&] { return weight(d, n, layer.W2_transposed); });
   if (layer.biases) {
-    for (Tensor* b : {&b1, &db1}) *b = arena.take(layer.dtype, {E, h});
-    for (Tensor* b : {&b2, &db2}) *b = arena.take(layer.dtype, {E, d});
+    weights(b1, db1, true, wanted.db1, [&] { return arena.take(layer.dtype, {E, h}); });
+    weights(b2, db2, true, wanted.db2, [&] { return arena.take(layer.dtype, {E, d}); });
   }
+  const DType factor = layer.factor_dtype();
+  for (LoraGradients* one : {&lora, &dlora}) {
+    if (const int64_t rank = layer.lora.rank_1(); rank > 0)
+      one->A1 = arena.take(factor, {E, rank, d}), one->B1 = arena.take(factor, {E, h, rank});
+    if (const int64_t rank = layer.lora.rank_2(); rank > 0)
+      one->A2 = arena.take(factor, {E, rank, n}), one->B2 = arena.take(factor, {E, d, rank});
+  }
+  if (layer.lora.rank_1() > 0) P1 = arena.take(layer.dtype, {spec.bound(), layer.lora.rank_1()});
+  if (layer.lora.rank_2() > 0) P2 = arena.take(layer.dtype, {spec.bound(), layer.lora.rank_2()});
   for (Tensor* one : {&logits, &dlogits}) *one = arena.take(layer.dtype, {T, E});
   ids = arena.take(DType::kInt32, {T, K});
   scores = arena.take(DType::kFloat32, {T, K});
@@ -146,6 +161,8 @@ TimedTensors::TimedTensors(const Case& layer, Device device, Arena& arena) {
   routing = arena.take(routing_bytes);
   routing_workspace = arena.take(routing_workspace_bytes);
   workspace = arena.take(workspace_bytes);
+  packed_lora_bytes = layer.lora.any() ? experts.packed_lora_bytes() : 0;
+  packed_lora = arena.take(packed_lora_bytes);
 }
 
 size_t TimedLayer::bytes(const Case& layer, Device device) {
@@ -169,10 +186,12 @@ TimedLayer::TimedLayer(const Case& layer, Device device)
   const RoutingSpec spec = layer.spec(0, device);
   routing_.emplace(spec, t.routing, t.routing_bytes);
   quantized_.emplace(layer, memory_);
-  saved_ = Saved(t.H);
+  saved_ = Saved(t.H, t.P1, t.P2);
   fill_normal(memory_, t.X, 0.2, 1), fill_normal(memory_, t.dO, 0.2, 2);
   fill_normal(memory_, t.W1, 0.02, 3), fill_normal(memory_, t.W2, 0.02, 4);
   fill_normal(memory_, t.b1, 0.02, 5), fill_normal(memory_, t.b2, 0.02, 5);
+  fill_normal(memory_, t.lora.A1, 0.02, 7), fill_normal(memory_, t.lora.B1, 0.02, 8);
+  fill_normal(memory_, t.lora.A2, 0.02, 9), fill_normal(memory_, t.lora.B2, 0.02, 10);
   fill_logits(memory_, t.logits, layer.load);
 }
 
@@ -204,8 +223,24 @@ Weights TimedLayer::weights() const {
   return {.W1 = t.W1, .W2 = t.W2, .b1 = t.b1, .b2 = t.b2};
 }
 
+// As after each step of an optimizer.
+void TimedLayer::pack_lora(StepObserver* observer) {
+  if (!case_.lora.any()) return;
+  const TimedTensors& t = *tensors_;
+  const Lora lora{.A1 = t.lora.A1,
+                  .B1 = t.lora.B1,
+                  .A2 = t.lora.A2,
+                  .B2 = t.lora.B2,
+                  .scale_1 = case_.lora.scale_1,
+                  .scale_2 = case_.lora.scale_2};
+  observed(observer, step::pack_lora, [&] {
+    packed_lora_ = experts_.pack_lora(lora, weights(), t.packed_lora, t.packed_lora_bytes);
+  });
+}
+
 void TimedLayer::forward(StepObserver* observer) {
   route(observer);
+  pack_lora(observer);
   const TimedTensors& t = *tensors_;
   ForwardArgs args;
   args.routing = &*routing_;
@@ -214,6 +249,7 @@ void TimedLayer::forward(StepObserver* observer) {
   args.saved = &saved_;
   args.quantized = quantized_->view();
   args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
+  if (case_.lora.any()) args.lora = &packed_lora_;
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c();
   const tilemoe_forward_args c_args = args.to_c(all);
@@ -235,6 +271,7 @@ void TimedLayer::backward(StepObserver* observer) {
   args.dweights.b1 = tilemoe_tensor(t.db1), args.dweights.b2 = tilemoe_tensor(t.db2);
   args.ds = tilemoe_tensor(ds);
   args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
+  if (case_.lora.any()) args.lora = &packed_lora_, args.dlora = t.dlora;
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c(), dweights = args.dweights.to_c();
   const tilemoe_lora dlora = args.dlora.to_c();

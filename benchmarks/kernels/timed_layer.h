@@ -19,6 +19,7 @@ namespace step {
 using namespace tilemoe::step;
 inline constexpr const char* top_k = "top_k";
 inline constexpr const char* route = "route";
+inline constexpr const char* pack_lora = "pack_lora";
 inline constexpr const char* router_backward = "router_backward";
 }  // namespace step
 
@@ -49,8 +50,10 @@ struct TimedTensors {
   Tensor X, O, dO, dX, H;
   Tensor W1, W2, b1, b2, dW1, dW2, db1, db2;  // W1 and W2 unless quantised; gradients if wanted
   Tensor logits, ids, scores, ds, dlogits;
-  size_t routing_bytes, routing_workspace_bytes, workspace_bytes;
-  void *routing, *routing_workspace, *workspace;
+  LoraGradients lora, dlora;  // the factors of adapters, and their gradients
+  Tensor P1, P2;
+  size_t routing_bytes, routing_workspace_bytes, workspace_bytes, packed_lora_bytes;
+  void *routing, *routing_workspace, *workspace, *packed_lora;
 };
 
 class TimedLayer {
@@ -60,7 +63,7 @@ class TimedLayer {
 
   TimedLayer(const verify::Case& layer, Device device);
 
-  // Top-K, routing and the library's forward; an observer sees each step.
+  // Top-K, routing, packing of adapters and the library's forward; an observer sees each step.
   void forward(StepObserver* observer = nullptr);
   // The library's backward, then the router's; after a forward.
   void backward(StepObserver* observer = nullptr);
@@ -74,6 +77,7 @@ class TimedLayer {
 
  private:
   void route(StepObserver* observer);
+  void pack_lora(StepObserver* observer);
   Weights weights() const;
 
   verify::Case case_;
@@ -84,6 +88,7 @@ class TimedLayer {
   std::optional<Routing> routing_;
   std::optional<TimedWeights> quantized_;
   Saved saved_;
+  tilemoe_packed_lora packed_lora_{};
 };
 
 }  // namespace tilemoe::app

@@ -33,7 +33,7 @@ class Clock {
   struct Epochs : boost::intrusive_ref_counter<Epochs, boost::thread_unsafe_counter> {
     std::vector<Epoch> of;
   };
-  // Epochs that no other clock shares, of at least so many agents.
+  // Epochs that no other clock shares, of at least `agents` agents.
   std::vector<Epoch>& own(size_t agents);
 
   boost::intrusive_ptr<Epochs> epochs_;

@@ -15,6 +15,13 @@ STEPS = ["top_k", "route", "up_projection", "down_projection", "combine", "activ
          "score_gradient", "weight_gradient_2", "input_gradient", "combine_dX", "weight_gradient_1",
          "router_backward", "forward", "backward"]
 FORWARD = [*STEPS[:5], "forward"]
+# Of frozen experts with low-rank adapters.
+ADAPTERS = ["pack_lora", "lora_P1", "lora_P2", "lora_Q2", "lora_gradient_2", "lora_Q1",
+            "lora_gradient_1"]
+ADAPTED = ["top_k", "route", "pack_lora", "lora_P1", "up_projection", "lora_P2", "down_projection",
+           "combine", "lora_Q2", "activation_gradient", "score_gradient", "lora_gradient_2",
+           "lora_Q1", "input_gradient", "combine_dX", "lora_gradient_1", "router_backward",
+           "forward", "backward"]
 
 
 class Kernels(unittest.TestCase):
@@ -86,6 +93,10 @@ class Kernels(unittest.TestCase):
         self.assertEqual(steps("--weights", "gpt-oss", "--load", "zipf"), STEPS)
         self.assertEqual(steps("--pass", "backward"),
                          [step for step in STEPS if step not in FORWARD])
+        adapted = steps("--lora-rank", 16)
+        self.assertEqual(adapted, ADAPTED)
+        self.assertEqual([step for step in adapted if step not in ADAPTERS],
+                         [step for step in STEPS if not step.startswith("weight_gradient")])
         rounded = self.measure("cpu-t512", "--repeat", 1, "--rounding", "up", "--pass", "forward",
                                "--dtype", "bfloat16")
         self.assertNotIn("kernels/cpu-t512/top_k", rounded)
@@ -112,6 +123,8 @@ class Kernels(unittest.TestCase):
                 (["--limits", "5"], 2, "--limits"),
                 (["--limits", "-5", "3"], 2, "--limits"),
                 (["--gemm", "--routing"], 2, "--gemm excludes --routing"),
+                (["--routing", "--lora-rank", "8"], 2, "--routing excludes --lora-rank"),
+                (["cpu-t512", "--lora-rank", "12"], 1, "rank_1 is 12, expected a multiple of 8"),
                 (["--dance"], 2, "--dance"),
                 (["--gemm", *json], 1, "--gemm needs a GPU: "),
                 (["--configurations", *json], 1, "--configurations needs a GPU: "),

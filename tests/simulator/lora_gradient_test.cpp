@@ -81,7 +81,7 @@ class Problem {
     expect_clean_run();
   }
 
-  // Adds the kernels of the GEMMs that `run` starts, in which an input that is not gathered is dense.
+  // Adds the kernels of the GEMMs that `run` starts; an input that is not gathered is dense there.
   void add_kernels(ChosenKernels& kernels) const {
     std::vector<tilemoe_tensor> outputs = {dA_->tensor()};
     for (const auto& one : dB_) outputs.push_back(one->tensor());

@@ -1,5 +1,5 @@
-// The rows of lora_kernels.inc of the archs in this build, and which of them the tests of single steps
-// run: a row that none of them runs is an error.
+// The rows of lora_kernels.inc of the archs in this build, and which of them the tests of single
+// steps run: a row that none of them runs is an error.
 #pragma once
 
 #include <gtest/gtest.h>
