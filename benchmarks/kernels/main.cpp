@@ -111,7 +111,7 @@ std::vector<Case> in_formats(const Case& layer, const Options& options) {
     if (std::find(names.begin(), names.end(), name_of(format)) == names.end()) continue;
     Case& one = layers.emplace_back(layer);
     one.format_1 = one.format_2 = format;
-    one.wanted.dW1 = one.wanted.dW2 = false;
+    freeze(one);
     if (format != Format::kNone) one.name += std::string("-") + name_of(format);
   }
   return layers;

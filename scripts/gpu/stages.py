@@ -480,7 +480,8 @@ def quantized(machine, folder):
     step of it."""
     peers = [f"tilemoe-{format.replace('_', '-')}" for format in FORMATS]
     return [*(with_adapters(machine, folder, layer, peers) for layer in ADAPTERS),
-            timed(machine, folder, "steps", ["few-rows", "gpt-oss-20b", "--quantized", *FORMATS])]
+            timed(machine, folder, "steps", ["few-rows", "gpt-oss-20b", "--lora-rank", "16",
+                                             "--quantized", "none", *FORMATS])]
 
 
 def timed(machine, folder, name, words, limit_s=120, arch=None):
