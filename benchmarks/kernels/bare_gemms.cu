@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1) wgmma_shared(const Task task) {
   cuda::sm90::Accumulators<GroupShape> D;
   timed(task, [&] {
     for (int32_t k_block = 0; k_block < task.k_blocks; ++k_block) {
-      mma.multiply(D, k_block % kStages * kStageBytes, k_block == 0);
+      mma.multiply(D, k_block % kStages * kStageBytes, k_block == 0, Mma::kSteps);
       Mma::template wait<1>();
     }
     Mma::finish(D);
