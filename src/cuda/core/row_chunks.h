@@ -25,13 +25,14 @@ struct RowChunk {
   int32_t rows;  // 0 or less: there is no such chunk
 };
 
+// Called by whole warps: their lanes read the experts' offsets side by side.
 __device__ __forceinline__ RowChunk find_chunk(const int32_t* offsets, int32_t E, int32_t rows,
                                                int32_t chunk) {
-  int32_t expert = 0;
-  for (int32_t high = E; high - expert > 1;) {
-    const int32_t middle = expert + (high - expert) / 2;
-    (first_chunk(offsets, middle, rows) <= chunk ? expert : high) = middle;
-  }
+  constexpr int32_t kLanes = 32;
+  int32_t begun = 0;  // experts of this lane whose first chunk is not after `chunk`
+  for (auto e = static_cast<int32_t>(threadIdx.x % kLanes); e < E; e += kLanes)
+    if (first_chunk(offsets, e, rows) <= chunk) ++begun;
+  const auto expert = static_cast<int32_t>(__reduce_add_sync(0xffffffff, begun)) - 1;
   const int32_t in_expert = chunk - first_chunk(offsets, expert, rows);
   const int64_t begin = offsets[expert] + int64_t{in_expert} * rows;
   return {expert, begin, static_cast<int32_t>(min(int64_t{rows}, offsets[expert + 1] - begin))};

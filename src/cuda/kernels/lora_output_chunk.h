@@ -58,6 +58,7 @@ struct Params {
   float scale;
   int32_t stages;
   OutputSums sums;
+  OutputParts dB;
 };
 
 // The fragments of B^T (rank, columns of a warp), which an MMA takes as its operand B.
@@ -236,9 +237,9 @@ class Chunk {
     }
   }
 
-  __device__ __forceinline__ void store_dB() const {
-    float* const out =
-        params_.sums.dB_chunks + int64_t{blockIdx.x} * params_.sums.rank * params_.sums.width;
+  // The sums of two columns of a rank are in the lanes of a warp as 8 ranks by 8 columns.
+  template <class Store>
+  __device__ __forceinline__ void for_each_dB(const Store& store) const {
     const int32_t first = first_column_ + thread() / kWarp * S::kWarpColumns + fragment::column();
 #pragma unroll
     for (int m = 0; m < kRank / 16; ++m)
@@ -249,9 +250,32 @@ class Chunk {
 #pragma unroll
         for (int j = 0; j < S::kWarpColumns / 8; ++j)
           if (first + 8 * j < params_.sums.width)
-            *reinterpret_cast<float2*>(out + int64_t{rank} * params_.sums.width + first + 8 * j) = {
-                dB_[m][j][2 * half], dB_[m][j][2 * half + 1]};
+            store(rank, first + 8 * j, float2{dB_[m][j][2 * half], dB_[m][j][2 * half + 1]});
       }
+  }
+
+  __device__ __forceinline__ void store_dB() const {
+    const OutputSums& sums = params_.sums;
+    const int32_t rows = sums.offsets[chunk_.expert + 1] - sums.offsets[chunk_.expert];
+    if (sums.stores_dB && count_chunks(rows, sums.chunk_rows) == 1) {
+      for (int32_t p = 0; p < params_.dB.count; ++p) store_part(params_.dB.part[p]);
+      return;
+    }
+    float* const out = sums.dB_chunks + int64_t{blockIdx.x} * sums.rank * sums.width;
+    for_each_dB([&](int32_t rank, int32_t column, float2 two) {
+      *reinterpret_cast<float2*>(out + int64_t{rank} * sums.width + column) = two;
+    });
+  }
+  // In float32. A part begins and ends at a multiple of 8 columns.
+  __device__ __forceinline__ void store_part(const OutputPart& part) const {
+    float* const out = static_cast<float*>(part.dB) + chunk_.expert * part.expert;
+    for_each_dB([&](int32_t rank, int32_t column, float2 two) {
+      const int32_t in_part = column - part.first;
+      if (in_part < 0 || in_part >= part.count) return;
+      float* const at = out + in_part * part.column + rank * part.rank;
+      if (part.accumulate) two.x += at[0], two.y += at[part.column];
+      at[0] = two.x, at[part.column] = two.y;
+    });
   }
 
   const Params& params_;

@@ -122,6 +122,7 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
   TILEMOE_ASSERT(step.scratch.bytes >= memory.total && rows.ends == nullptr && rank <= kMaxRank,
                  step.scratch.bytes << " bytes of scratch for rank " << rank);
   auto* const scratch = static_cast<char*>(step.scratch.data);
+  const OutputParts parts = parts_of(gradient);
   const OutputSums sums{.offsets = rows.offsets,
                         .Q = step.out.data,
                         .Q_row = step.out.stride[0],
@@ -132,7 +133,8 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
                         .width = static_cast<int32_t>(width),
                         .rank = static_cast<int32_t>(rank),
                         .slices = static_cast<int32_t>(memory.slices),
-                        .chunk_rows = memory.chunk_rows};
+                        .chunk_rows = memory.chunk_rows,
+                        .stores_dB = parts.dtype == TILEMOE_FLOAT32};
   const Params params{.token = rows.token,
                       .score = gradient.gathers_input ? nullptr : gradient.rows.score,
                       .dOut = static_cast<const char*>(step.source.data),
@@ -145,7 +147,8 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
                       .factor_column = step.factor.stride[2],
                       .scale = gradient.scale,
                       .stages = 0,
-                      .sums = sums};
+                      .sums = sums,
+                      .dB = parts};
   const PdlLaunch where{
       .device = device,
       .blocks = dim3(static_cast<unsigned>(memory.chunks), static_cast<unsigned>(memory.slices)),
@@ -155,7 +158,7 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
     with_rank(rank, [&]<int kRank>() { start_chunks<Element, kRank>(where, params, device); });
   });
   if (memory.slices > 1) add_slices_of_Q(sums, step.out.dtype, device, where.stream);
-  add_chunks_of_dB(sums, gradient, device, where.stream);
+  add_chunks_of_dB(sums, parts, device, where.stream);
 }
 
 }  // namespace tilemoe::cuda

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "core/check.h"
 #include "core/dtype.h"
 #include "core/numbers.h"
 #include "cuda/core/fragment.h"
@@ -34,18 +35,9 @@ __global__ void __launch_bounds__(kThreads) add_slices(const OutputSums sums) {
       pack_eight<Element>(sum);
 }
 
-// A part of dB: columns [first, first + count) of dOut.
-struct Part {
-  void* dB;
-  int64_t expert, column, rank;  // strides, elements
-  int32_t first, count;
-  bool accumulate;
-  bool vectors;  // four ranks of a column are 16 bytes of float32
-};
-
 struct ChunkParams {
   OutputSums sums;
-  Part part[2];
+  OutputPart part[2];
 };
 
 // A thread has a column of an expert.
@@ -54,12 +46,13 @@ __global__ void __launch_bounds__(kThreads) add_chunks(const ChunkParams params)
   constexpr int kRanks = 4;  // at once
   wait_for_previous();
   const OutputSums& sums = params.sums;
-  const Part& part = params.part[blockIdx.z];
+  const OutputPart& part = params.part[blockIdx.z];
   const auto expert = static_cast<int32_t>(blockIdx.x);
   const auto column = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x);
   const int32_t rows = sums.offsets[expert + 1] - sums.offsets[expert];
   if (column >= part.count || (rows == 0 && part.accumulate)) return;
   const int32_t chunks = count_chunks(rows, sums.chunk_rows);
+  if (chunks == 1 && sums.stores_dB) return;
   const int64_t chunk_size = int64_t{sums.rank} * sums.width;
   const float* const from = sums.dB_chunks +
                             first_chunk(sums.offsets, expert, sums.chunk_rows) * chunk_size +
@@ -89,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) add_chunks(const ChunkParams params)
   }
 }
 
-Part part_of(const LoraGradient::Part& from, bool accumulate) {
+OutputPart part_of(const LoraGradient::Part& from, bool accumulate) {
   const tilemoe_tensor& dB = from.dB;
   return {.dB = dB.data,
           .expert = dB.stride[0],
@@ -114,31 +107,34 @@ void add_slices_of_Q(const OutputSums& sums, tilemoe_dtype dtype, const DeviceIn
   with_element(dtype, [&]<class Element>() { launch_pdl<add_slices<Element>>(where, sums); });
 }
 
-void add_chunks_of_dB(const OutputSums& sums, const LoraGradient& gradient,
-                      const DeviceInfo& device, cudaStream_t stream) {
-  ChunkParams params{.sums = sums, .part = {}};
-  int32_t count = 0, columns = 0;
-  tilemoe_dtype dtype{};
-  const auto start = [&] {
-    if (count == 0) return;
-    const PdlLaunch where{.device = device,
-                          .blocks = dim3(static_cast<unsigned>(sums.E),
-                                         static_cast<unsigned>((columns + kThreads - 1) / kThreads),
-                                         static_cast<unsigned>(count)),
-                          .threads = kThreads,
-                          .stream = stream};
-    with_float(dtype, [&]<class Out>() { launch_pdl<add_chunks<Out>>(where, params); });
-    count = columns = 0;
-  };
+OutputParts parts_of(const LoraGradient& gradient) {
+  OutputParts parts{};
   for (int p = 0; p < gradient.parts; ++p) {
     const LoraGradient::Part& part = gradient.part[p];
     if (!present(part.dB)) continue;
-    if (part.dB.dtype != dtype) start();  // a launch has outputs of one dtype
-    dtype = part.dB.dtype;
-    params.part[count] = part_of(part, gradient.accumulate);
-    columns = std::max(columns, params.part[count++].count);
+    TILEMOE_ASSERT(parts.count == 0 || part.dB.dtype == parts.dtype, "parts of dB differ in dtype");
+    parts.dtype = part.dB.dtype;
+    parts.part[parts.count++] = part_of(part, gradient.accumulate);
   }
-  start();
+  return parts;
+}
+
+void add_chunks_of_dB(const OutputSums& sums, const OutputParts& parts, const DeviceInfo& device,
+                      cudaStream_t stream) {
+  if (parts.count == 0) return;
+  ChunkParams params{.sums = sums, .part = {}};
+  int32_t columns = 0;
+  for (int p = 0; p < parts.count; ++p) {
+    params.part[p] = parts.part[p];
+    columns = std::max(columns, parts.part[p].count);
+  }
+  const PdlLaunch where{.device = device,
+                        .blocks = dim3(static_cast<unsigned>(sums.E),
+                                       static_cast<unsigned>((columns + kThreads - 1) / kThreads),
+                                       static_cast<unsigned>(parts.count)),
+                        .threads = kThreads,
+                        .stream = stream};
+  with_float(parts.dtype, [&]<class Out>() { launch_pdl<add_chunks<Out>>(where, params); });
 }
 
 }  // namespace tilemoe::cuda
