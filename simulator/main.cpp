@@ -169,7 +169,11 @@ int simulate(Options options) {
   const Expected expected = expected_of(options);
   const std::vector<Job> jobs = jobs_of(options, expected);
   const auto name = [](const Job& job) { return job.test_case.name; };
-  const std::string wrong = verify::no_match(options.cases, jobs, name, "tilemoe_simulate --list");
+  std::string wrong = verify::no_match(options.cases, jobs, name, "tilemoe_simulate --list");
+  if (wrong.empty())
+    wrong = verify::no_match(
+        options.except, verify::verification_cases(),
+        [](const verify::Case& one) { return one.name; }, "tilemoe_simulate --list");
   if (!wrong.empty()) {
     std::cerr << wrong << "\n";
     return 2;

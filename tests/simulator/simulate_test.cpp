@@ -135,6 +135,14 @@ TEST(Simulate, DrawsThePipelineAsItRan) {
   EXPECT_TRUE(stores);
 }
 
+TEST(Simulate, LeavesOutWhatIsExcepted) {
+  const Ended all = simulate("--list wide*/bfloat16"),
+              some = simulate("--list wide*/bfloat16 --except wide/*");
+  EXPECT_EQ(all.output, "wide/bfloat16\n" + some.output);
+  EXPECT_NE(some.output, "");
+  EXPECT_EQ(simulate("--list --except no-such-case").status, 2);
+}
+
 TEST(Simulate, RefusesWhatItDoesNotKnow) {
   const Ended wrong = simulate("smallest/bfloat16 no-such-case");
   EXPECT_EQ(wrong.status, 2);
