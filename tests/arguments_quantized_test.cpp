@@ -105,7 +105,9 @@ void run_forward_cases() {
                       BAD(p.quantized.W1_up.transposed = 1, "quantized.W1.transposed is 0",
                           "W1_up's is 1")});
   else
-    append<P>(cases, {BAD(p.quantized.W1_up = p.quantized.W1,
+    append<P>(cases, {BAD(p.quantized.W1_up.transposed = 1, "quantized.W1_up.transposed is 1",
+                          "format is none"),
+                      BAD(p.quantized.W1_up = p.quantized.W1,
                           "quantized.W1_up.format is nf4_double", "expected none"),
                       BAD(p.quantized.W1_up.codes = p.quantized.W1.codes, "quantized.W1_up.codes",
                           "expected null")});

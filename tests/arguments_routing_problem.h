@@ -1,5 +1,5 @@
-// Valid calls of the entries that choose, route, size, sum and dequantise, for the argument tests to
-// change.
+// Valid calls of the entries that choose, route, size, sum and dequantise, for the argument tests
+// to change.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Common code of the tests of dequantisation: a weight's arrays between guards in a device's memory, and
-// values compared bit for bit with arithmetic of its own (verify/quantized.h).
+// Common code of the tests of dequantisation: a weight's arrays between guards in a device's
+// memory, and values compared bit for bit with arithmetic of its own (verify/quantized.h).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,8 +51,8 @@ class PlacedArrays {
   Quantized weight_;
 };
 
-// The values of experts [first, first + rows.size()) of a weight, as `write` writes them to a tensor:
-// those of an expert without rows must stay as they were.
+// The values of experts [first, first + rows.size()) of a weight, as `write` writes them to a
+// tensor: those of an expert without rows must stay as they were.
 template <class Write>
 void expect_exact(const QuantizedArrays& arrays, DType dtype, int64_t first,
                   const std::vector<int32_t>& rows, Memory& memory, const Write& write) {

@@ -1,5 +1,5 @@
-// Dequantisation on the CPU, every code by special scales, bit for bit against arithmetic of its own
-// (verify/quantized.h), and the experts that it leaves out.
+// Dequantisation on the CPU, every code by special scales, bit for bit against arithmetic of its
+// own (verify/quantized.h), and the experts that it leaves out.
 #include <limits>
 
 #include "cpu/cpu_backend.h"
@@ -72,8 +72,8 @@ TEST(Dequantize, EveryCodeAndScaleOfNvfp4) {
   }
 }
 
-// Rows of all codes with all 256 scales, in several blocks of 256 scales. The product and the sum are
-// rounded apart: with one rounding for both, some of these values differ.
+// Rows of all codes with all 256 scales, in several blocks of 256 scales. The product and the sum
+// are rounded apart: with one rounding for both, some of these values differ.
 TEST(Dequantize, EveryCodeAndScaleOfNf4Double) {
   QuantizedArrays arrays = all_codes(Format::kNf4Double, 256);
   Random random(1, 2);
@@ -86,8 +86,8 @@ TEST(Dequantize, EveryCodeAndScaleOfNf4Double) {
   expect_values(arrays);
 }
 
-// Rows and experts in which blocks begin and end anywhere: past one tile of FP8 either way, in blocks
-// of NF4 that rows and experts share, and rows of one vector.
+// Rows and experts in which blocks begin and end anywhere: past one tile of FP8 either way, in
+// blocks of NF4 that rows and experts share, and rows of one vector.
 TEST(Dequantize, OddSizes) {
   struct Size {
     int64_t E, R, C;

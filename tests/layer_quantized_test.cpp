@@ -1,5 +1,5 @@
-// Layers with quantised weights: the bits of the same layer with the dequantised ones, whatever divides
-// a pass, and the memory that they take.
+// Layers with quantised weights: the bits of the same layer with the dequantised ones, whatever
+// divides a pass, and the memory that they take.
 #include "layer_support.h"
 
 namespace tilemoe::verify {

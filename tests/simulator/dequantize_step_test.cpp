@@ -1,5 +1,5 @@
-// The kernel that dequantises weights, on a simulated GPU: each value exact, bit for bit, with guards
-// around every array, and experts without rows as they were.
+// The kernel that dequantises weights, on a simulated GPU: each value exact, bit for bit, with
+// guards around every array, and experts without rows as they were.
 #include "cuda/kernels/kernels.h"
 #include "dequantize_support.h"
 #include "lora_problem.h"
@@ -35,7 +35,8 @@ class DequantizeStep : public testing::TestWithParam<Format> {
   }
 };
 
-// Rows and columns past a tile, blocks that two experts share, and more experts than a warp has lanes.
+// Rows and columns past a tile, blocks that two experts share, and more experts than a warp has
+// lanes.
 TEST_P(DequantizeStep, IsExact) {
   verify::Random random(11, 1);
   const auto arrays = [&](int64_t E, int64_t R, int64_t C) {
