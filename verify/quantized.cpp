@@ -61,7 +61,8 @@ double nf4(int code) {
   return kNumbers[code];
 }
 
-// Both factors are float32 numbers, so that the product in double is exact, or nearly: it has 48 bits.
+// Both factors are float32 numbers, so that the product in double is exact, or nearly: it has 48
+// bits.
 float product(double a, double b) {
   return static_cast<float>(a * b);
 }

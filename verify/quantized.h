@@ -32,8 +32,8 @@ QuantizedArrays random_arrays(Format format, int64_t E, int64_t R, int64_t C, do
 QuantizedArrays whole_arrays(Format format, int64_t E, int64_t R, int64_t C, int64_t sparsity,
                              Random& random);
 
-// The values in float32, in the order of the codes. Code times scale is rounded to float32, and so is
-// a scale times another one.
+// The values in float32, in the order of the codes. Code times scale is rounded to float32, and so
+// is a scale times another one.
 std::vector<float> values_of(const QuantizedArrays& arrays);
 
 }  // namespace tilemoe::verify

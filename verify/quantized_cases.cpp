@@ -4,8 +4,8 @@
 
 namespace tilemoe::verify {
 
-// Each format as W1 and as W2, with and without adapters; each layout of the gate and major; blocks of
-// experts, and what divides a pass.
+// Each format as W1 and as W2, with and without adapters; each layout of the gate and major; blocks
+// of experts, and what divides a pass.
 std::vector<Case> quantized_cases() {
   const Gradients frozen{.dW1 = false, .dW2 = false, .db1 = false, .db2 = false};
   // Rows that are no multiple of a tile of FP8, blocks of NF4 that two experts share.

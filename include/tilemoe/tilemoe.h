@@ -526,7 +526,7 @@ typedef enum tilemoe_format TILEMOE_INT {
   TILEMOE_FORMAT_NF4_DOUBLE = 4, /* the same with 8-bit scales, quantised in blocks of 256 */
   TILEMOE_FORMAT_NVFP4 = 5       /* e2m1, an e4m3 scale per 16 values of a row, and one of these */
 } tilemoe_format;
-/* "fp8", "mxfp4", "nf4", "nf4_double", "nvfp4"; "none" for 0, "unknown format" for other numbers. */
+/* "fp8", "mxfp4", "nf4", "nf4_double", "nvfp4"; "none" for 0, "unknown format" for any other. */
 TILEMOE_API const char* tilemoe_format_name(tilemoe_format format);
 
 /* The function of the experts. */
@@ -550,7 +550,7 @@ typedef struct tilemoe_experts {
   /* Low-rank adapters (tilemoe_lora): columns of P1 and P2. 0: W1, or W2, has no adapter. */
   int32_t rank_1;
   int32_t rank_2;
-  /* Quantised weights (tilemoe_quantized): the format of W1 and W1_up, and that of W2. Such a weight
+  /* Quantised weights (tilemoe_quantized): the format of W1 and W1_up, and of W2. Such a weight
    * is absent in tilemoe_weights, the call's `quantized` has it, and it has no gradient. Each pass
    * dequantises it into the workspace, the experts with rows alone, and computes with the result:
    * the bits are those of the layer with the dequantised weight. */
@@ -593,8 +593,8 @@ typedef struct tilemoe_weights {
  *                                                            (scale_of_scales[expert] * scale)
  *
  * FP8 rounds R/128 and C/128 up. MXFP4 needs C % 32 = 0, NVFP4 C % 16 = 0, NF4 E*R*C % 64 = 0. Each
- * product and sum is one of float32; the value is rounded once more, to the dtype of the result. NaN
- * codes of e4m3, and the e8m0 scale 255, are NaN. `codes` lies on 16 bytes, the other arrays on their
+ * product and sum is of float32; the value is rounded once more, to the dtype of the result. NaN
+ * codes of e4m3, and the e8m0 scale 255, are NaN. `codes` lies on 16 bytes, other arrays on their
  * element. Frozen: it is part of other structs by value. */
 typedef struct tilemoe_quantized {
   tilemoe_format format; /* NONE: absent, all other fields are 0 */
@@ -606,7 +606,7 @@ typedef struct tilemoe_quantized {
   const float* scale_offset;    /* NF4_DOUBLE: (1); else null */
 } tilemoe_quantized;
 
-/* The quantised weights of a call. Those of experts.format_1 and format_2 are given, the others have
+/* The quantised weights of a call. Those of experts.format_1 and format_2 are given, others have
  * format NONE. W1 and W1_up have the same `transposed`. */
 typedef struct tilemoe_quantized_weights {
   uint64_t struct_size;
@@ -673,7 +673,7 @@ typedef struct tilemoe_packed_lora {
 TILEMOE_API tilemoe_status tilemoe_packed_lora_bytes(const tilemoe_experts* experts, size_t* bytes);
 /* Packs adapters into `memory` (on 16 bytes) and fills *packed. `lora`: float32, bfloat16 or float16,
  * any strides. `weights`: W1 and W2 with the strides that the layer's calls will have; no data is
- * read. A quantised weight has those of the contiguous (E, rows, columns), or if it is transposed of
+ * read. A quantised weight has those of the contiguous (E, rows, columns), or if transposed of
  * (E, columns, rows); absent: not transposed. */
 typedef struct tilemoe_pack_lora_args {
   uint64_t struct_size;
@@ -783,7 +783,8 @@ typedef struct tilemoe_workspace_query {
   tilemoe_backward_mode mode; /* of PASS_BACKWARD; 0 for others. REST stands for a call after
                                  OVER_H: one after FIRST has FIRST's workspace */
   uint32_t gradients; /* PASS_BACKWARD: the TILEMOE_GRADIENT_ bits that may be requested; 0: all
-                         that the mode has, without those of quantised weights. FIRST: its own and those of REST calls that follow */
+                         that the mode has, without those of quantised weights. FIRST: its own
+                         and those of REST calls that follow */
   int32_t reserved;
 } tilemoe_workspace_query;
 /* Workspace of one pass: enough for a call that requests those gradients or some of them. Depends

@@ -38,8 +38,8 @@ inline constexpr float kNf4[kCodes4] = {-1.0f,
                                         0.7229568362236023f,
                                         1.0f};
 
-// s eeee mmm, exponent bias 7, no infinity. The exponent is moved into place and rebased by an exact
-// product, which also makes subnormal numbers normal.
+// s eeee mmm, exponent bias 7, no infinity. The exponent is moved into place and rebased by an
+// exact product, which also makes subnormal numbers normal.
 TILEMOE_HOST_DEVICE float e4m3_to_float(uint8_t code) {
   const uint32_t magnitude = code & 0x7fu, sign = (code & 0x80u) << 24;
   if (magnitude == 0x7fu) return order::from_bits(static_cast<int32_t>(sign | 0x7fc00000u));

@@ -1,5 +1,5 @@
-// Values of quantised weights. A task is some rows of one expert; 8 values, which share a scale in every
-// format, are computed at a time.
+// Values of quantised weights. A task is some rows of one expert; 8 values, which share a scale in
+// every format, are computed at a time.
 #include <algorithm>
 #include <array>
 

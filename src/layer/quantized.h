@@ -1,5 +1,5 @@
-// Quantised weights in the calls of the layer: read, checked, and dequantised into the workspace before
-// the steps that read them, one block of experts after another (docs/decisions.md).
+// Quantised weights in the calls of the layer: read, checked, and dequantised into the workspace
+// before the steps that read them, one block of experts after another (docs/decisions.md).
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
 void read_quantized_memory(MemoryUse& memory, const tilemoe_quantized_weights& quantized,
                            const tilemoe_experts& experts);
 
-// `weights` with the shapes and strides of those that are quantised. They have no data: where a step
-// reads data, WeightBlocks below has it.
+// `weights` with the shapes and strides of those that are quantised. They have no data: where a
+// step reads data, WeightBlocks below has it.
 tilemoe_weights with_dequantized(tilemoe_weights weights, const tilemoe_experts& experts,
                                  const tilemoe_quantized_weights& quantized);
 // `weights` of a caller who need not give quantised ones: an absent one is contiguous in its shape.
@@ -31,8 +31,8 @@ tilemoe_weights with_shapes(tilemoe_weights weights, const tilemoe_experts& expe
 uint32_t quantized_gradients(const tilemoe_experts& experts);
 void check_no_quantized_gradients(const tilemoe_experts& experts, const tilemoe_weights& gradients);
 
-// Bytes of one block of experts in 16 bits, or in float32: of W1 and W1_up, and of W2. 0 if they are
-// not quantised.
+// Bytes of one block of experts in 16 bits, or in float32: of W1 and W1_up, and of W2. 0 if they
+// are not quantised.
 size_t dequantized_bytes_1(const tilemoe_experts& experts);
 size_t dequantized_bytes_2(const tilemoe_experts& experts);
 

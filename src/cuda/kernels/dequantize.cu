@@ -1,6 +1,6 @@
-// Values of quantised weights, written as 16-bit ones for the GEMMs: bound by the bytes of codes and
-// values. A thread computes 8 values at a time, which share a scale in every format: one store of 16
-// bytes. A warp reads and writes whole cache lines.
+// Values of quantised weights, written as 16-bit ones for the GEMMs: bound by the bytes of codes
+// and values. A thread computes 8 values at a time, which share a scale in every format: one store
+// of 16 bytes. A warp reads and writes whole cache lines.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
