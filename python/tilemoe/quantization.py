@@ -49,7 +49,8 @@ class QuantizedExperts(NamedTuple):
     values that `dequantize` returns in x's dtype, and have one weight in 16 bits at a time.
 
     Shape:
-        (E, R, C) is (E, out, in), or (E, in, out) if `transposed`; products and sums are of float32.
+        (E, R, C) is (E, out, in), or (E, in, out) if `transposed`. Products and sums are of
+        float32.
 
         fp8: codes (E, R, C) float8_e4m3fn; scales (E, R / 128, C / 128) float32, rounded up.
         mxfp4: codes (E, R, C / 32, 16) bytes of two e2m1, the low half first; scales (E, R, C / 32)
@@ -335,7 +336,8 @@ def _check_nf4(name: str, state: dict[str, Any], quant_map: Tensor) -> torch.dty
 
 
 def _packed_json(values: dict[str, Any]) -> Tensor:
-    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+    data = list(json.dumps(values).encode())
+    return torch.tensor(data, dtype=torch.uint8, device="cpu")
 
 
 def _unpacked_json(tensor: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`quantize_`: modules whose experts have quantised weights, with the state dicts of checkpoints."""
+"""`quantize_`: modules whose experts have quantised weights, with state dicts of checkpoints."""
 
 from __future__ import annotations
 
