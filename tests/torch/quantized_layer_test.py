@@ -244,6 +244,8 @@ def test_wrong_weights_are_named():
         refused(ValueError, sentence, call, W2=W2._replace(**change))
     fewer_rows = tilemoe.quantize_experts(values["W1"][:, :-8], "nf4")
     refused(ValueError, "W1 has shape .* and W2", call, W1=fewer_rows)
+    fewer_rows = tilemoe.quantize_experts(values["W1_up"][:, :-8], "nf4")
+    refused(ValueError, "W1_up has shape .* and W1 .* the same", call, W1_up=fewer_rows)
     refused(ValueError, "W2.codes is on meta", call, W2=W2.to("meta"))
     requiring = W2._replace(scales=W2.scales.clone().requires_grad_())
     refused(NotImplementedError, "an array of a quantised weight requires", call, W2=requiring)
