@@ -248,7 +248,8 @@ def quantize_experts(
     The codes and the scales are bitwise equal to those of the format's owner, on the CPU and on a
     GPU: transformers' (fp8, mxfp4), bitsandbytes' CPU code (nf4, nf4_double), torchao's (nvfp4,
     with one scale of scales for each expert). mxfp4 rounds the weight to bfloat16 first, as its
-    owner does.
+    owner does. The offset of nf4_double is a mean on the CPU, whose last bit depends on torch's
+    number of threads there, as in bitsandbytes.
 
     Args:
         W: the weight; float32, bfloat16 or float16.
