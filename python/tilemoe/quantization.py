@@ -218,8 +218,9 @@ class QuantizedExperts(NamedTuple):
             dtype = _check_nf4(name, state, _found(tensors, f"{name}.quant_map"))
             stored = tuple(state["shape"])
             if format == "nf4_double":
-                offset = torch.tensor([state["nested_offset"]], dtype=torch.float32)
-                arrays["scale_offset"] = offset.to(arrays["codes"].device)
+                arrays["scale_offset"] = torch.tensor(
+                    [state["nested_offset"]], dtype=torch.float32, device=arrays["codes"].device
+                )
         else:
             arrays, stored = _as_stored(format, arrays)
         if len(stored) != 3:
