@@ -49,7 +49,8 @@ class QuantizedExperts(NamedTuple):
     values that `dequantize` returns in x's dtype, and have one weight in 16 bits at a time.
 
     Shape:
-        (E, R, C) is (E, out, in), or (E, in, out) if `transposed`; products and sums are of float32.
+        (E, R, C) is (E, out, in), or (E, in, out) if `transposed`. Products and sums are of
+        float32.
 
         fp8: codes (E, R, C) float8_e4m3fn; scales (E, R / 128, C / 128) float32, rounded up.
         mxfp4: codes (E, R, C / 32, 16) bytes of two e2m1, the low half first; scales (E, R, C / 32)
@@ -217,8 +218,9 @@ class QuantizedExperts(NamedTuple):
             dtype = _check_nf4(name, state, _found(tensors, f"{name}.quant_map"))
             stored = tuple(state["shape"])
             if format == "nf4_double":
-                offset = torch.tensor([state["nested_offset"]], dtype=torch.float32)
-                arrays["scale_offset"] = offset.to(arrays["codes"].device)
+                arrays["scale_offset"] = torch.tensor(
+                    [state["nested_offset"]], dtype=torch.float32, device=arrays["codes"].device
+                )
         else:
             arrays, stored = _as_stored(format, arrays)
         if len(stored) != 3:
@@ -247,7 +249,8 @@ def quantize_experts(
     The codes and the scales are bitwise equal to those of the format's owner, on the CPU and on a
     GPU: transformers' (fp8, mxfp4), bitsandbytes' CPU code (nf4, nf4_double), torchao's (nvfp4,
     with one scale of scales for each expert). mxfp4 rounds the weight to bfloat16 first, as its
-    owner does.
+    owner does. The offset of nf4_double is a mean on the CPU, whose last bit depends on torch's
+    number of threads there, as in bitsandbytes.
 
     Args:
         W: the weight; float32, bfloat16 or float16.
@@ -335,7 +338,8 @@ def _check_nf4(name: str, state: dict[str, Any], quant_map: Tensor) -> torch.dty
 
 
 def _packed_json(values: dict[str, Any]) -> Tensor:
-    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+    data = list(json.dumps(values).encode())
+    return torch.tensor(data, dtype=torch.uint8, device="cpu")
 
 
 def _unpacked_json(tensor: Tensor) -> dict[str, Any]:

@@ -244,6 +244,8 @@ def test_wrong_weights_are_named():
         refused(ValueError, sentence, call, W2=W2._replace(**change))
     fewer_rows = tilemoe.quantize_experts(values["W1"][:, :-8], "nf4")
     refused(ValueError, "W1 has shape .* and W2", call, W1=fewer_rows)
+    fewer_rows = tilemoe.quantize_experts(values["W1_up"][:, :-8], "nf4")
+    refused(ValueError, "W1_up has shape .* and W1 .* the same", call, W1_up=fewer_rows)
     refused(ValueError, "W2.codes is on meta", call, W2=W2.to("meta"))
     requiring = W2._replace(scales=W2.scales.clone().requires_grad_())
     refused(NotImplementedError, "an array of a quantised weight requires", call, W2=requiring)
@@ -322,6 +324,19 @@ def test_module(format):
         torch.load(memory, weights_only=False), loaded, of_16_bits, assigned,
     ):  # fmt: skip
         assert torch.equal(other.to(DEVICE)(x), O)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_state_dict_of_torchs_checkpoints(format):
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    made, other = module(format), module(format)
+    state = dcp.get_model_state_dict(made)
+    assert state.keys() == made.state_dict().keys()
+    for array in other.experts.down_proj.buffers():
+        array.zero_()
+    dcp.set_model_state_dict(other, state)
+    same_bits(*(dict(of.named_buffers()) for of in (other, made)))
 
 
 def test_a_module_that_moves_and_is_cast():
