@@ -12,6 +12,7 @@ from .. import _library
 from .._autocast import autocast_dtype
 from .._layout import WIDTH_MULTIPLE, is_gated
 from ..options import ACTIVATIONS
+from . import quantized_experts
 from .transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
 
 CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
@@ -110,10 +111,10 @@ def _weight_names(module: torch.nn.Module) -> list[str]:
 
 def _refuse_unknown(module: torch.nn.Module) -> None:
     """Parameters, buffers, children and flags that the experts interface does not describe."""
-    known = _weight_names(module)
+    known, quantized = _weight_names(module), quantized_experts.buffers(module)
     unknown = {
         "parameter": [n for n, p in module._parameters.items() if p is not None and n not in known],
-        "buffer": [name for name, b in module._buffers.items() if b is not None],
+        "buffer": [n for n, b in module._buffers.items() if b is not None and n not in quantized],
         "submodule": [n for n, m in module._modules.items() if m is not None and n not in CHILDREN],
         "flag": [
             name
@@ -148,6 +149,11 @@ def refuse_quantized(module: torch.nn.Module) -> None:
 def refuse_weights(module: torch.nn.Module) -> None:
     """Rejects weights for which forward would fail or return noise."""
     present = {name: p for name, p in module._parameters.items() if p is not None}
+    for name in quantized_experts.names(module):
+        quantized = quantized_experts.get(module, name)
+        assert quantized is not None
+        # What its values become, in the dtype and on the device that it is computed in.
+        present[name] = quantized.scales.new_empty(0, dtype=quantized.dtype)
     for name, weight in present.items():
         _refuse_weight(module, name, weight)
     for name, p in present.items():
