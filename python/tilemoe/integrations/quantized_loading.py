@@ -111,7 +111,7 @@ class TileMoEQuantizer(HfQuantizer):
             WeightConverter(
                 source_patterns=[_pattern(weight, suffix) for suffix in _SUFFIXES],
                 target_patterns=weight,
-                operations=[_Deserialize(weight, self.quantization_config.format)],
+                operations=[_Deserialize(self, weight)],
             )
             for weight in ("gate_up_proj", "up_proj", "down_proj")
         ]
@@ -158,8 +158,8 @@ class _Quantize(ConversionOps):
 class _Deserialize(ConversionOps):
     """Puts the arrays of a quantised weight into the module."""
 
-    def __init__(self, weight: str, format: Format) -> None:
-        self.weight, self.format = weight, format
+    def __init__(self, quantizer: TileMoEQuantizer, weight: str) -> None:
+        self.hf_quantizer, self.weight = quantizer, weight  # 5.24 leaves dtypes to such operations
 
     def convert(  # type: ignore[override]
         self,
@@ -175,9 +175,9 @@ class _Deserialize(ConversionOps):
             for pattern, found in input_dict.items()
         }
         if tensors.keys() == {self.weight}:  # in 16 bits
-            return {full_layer_name: tensors[self.weight]}
+            return {full_layer_name: tensors[self.weight].to(model.dtype)}
         experts, _ = get_module_from_name(model, full_layer_name)
-        transposed = is_stored_transposed(experts, self.format)
+        transposed = is_stored_transposed(experts, self.hf_quantizer.quantization_config.format)
         made = QuantizedExperts.from_state_dict(tensors, self.weight, transposed=transposed)
         quantized_experts.put(experts, self.weight, made._replace(dtype=model.dtype))
         missing_keys.discard(full_layer_name)
@@ -330,8 +330,9 @@ class FP8Quantizer(_Keeping, FineGrainedFP8HfQuantizer):
             return f"weight_block_size is {config.weight_block_size}, expected 128 x 128"
         if config.activation_scheme != "dynamic":
             return f"activation_scheme is {config.activation_scheme}, expected dynamic"
-        if getattr(model.config.get_text_config(), "expert_dtype", "fp8") != "fp8":
-            return "expert_dtype is not fp8"
+        for of_experts in (config, model.config.get_text_config()):
+            if getattr(of_experts, "expert_dtype", None) not in (None, "fp8"):
+                return f"expert_dtype is {of_experts.expert_dtype}, expected fp8"
         for name, module in experts.items():
             width = module.down_proj.shape[1 if module.is_transposed else 2]
             if module.has_gate and width % 128:
