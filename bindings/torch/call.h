@@ -34,9 +34,11 @@ struct Argument {
   Argument(const char* its_name, const MaybeTensor& its_tensor)
       : name(its_name), tensor(its_tensor ? &*its_tensor : nullptr) {}
   template <size_t kCount>
-  Argument(const char* its_name, const char* const (&its_names)[kCount], const Tensors& its_list)
+  Argument(const char* its_name, const char* const (&its_names)[kCount], const Tensors& its_list,
+           bool may_be_empty = false)
       : name(its_name), names(its_names), list(&its_list) {
-    if (its_list.size() != kCount) refuse_length(name, its_list.size(), kCount);
+    if (its_list.size() != kCount && !(may_be_empty && its_list.empty()))
+      refuse_length(name, its_list.size(), kCount);
   }
 
   const char* name;

@@ -93,7 +93,7 @@ Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tens
 
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
     const Tensor& like, const std::vector<int64_t>& size_list,
-    const std::vector<int64_t>& number_list) {
+    const std::vector<int64_t>& number_list, const std::vector<int64_t>& formats) {
   const Call call({{"like", like}});
   const auto sizes = unpack<Sizes>("sizes", size_list);
   const auto numbers = unpack<Numbers>("numbers", number_list);
@@ -106,6 +106,9 @@ std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
   experts.activation = narrowed<tilemoe_activation>("activation", numbers.activation);
   experts.gate_layout = narrowed<tilemoe_gate_layout>("gate_layout", numbers.gate_layout);
   experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
+  experts.weight_blocks = narrowed<int32_t>("weight_blocks", numbers.weight_blocks);
+  const Quantized quantized(formats);
+  quantized.set_formats(experts);
   const tilemoe_routing_spec spec =
       routing_spec(call, TILEMOE_ROUTING_TOP_K, sizes.T, sizes.E, numbers.rule.K, sizes.capacity);
   tilemoe_saved_size saved{};
@@ -114,13 +117,15 @@ std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
   const auto workspace = [&](tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) {
     return static_cast<int64_t>(workspace_size(experts, spec, pass, mode, gradients));
   };
-  constexpr uint32_t kBeforeW1 =
-      TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2;
+  // A quantised weight has no gradient.
+  const bool has_dW1 = !quantized.of(kW1), has_dW2 = !quantized.of(kW2);
+  const uint32_t before_W1 = TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_B2 |
+                             (has_dW2 ? TILEMOE_GRADIENT_W2 : 0);
   const int64_t of_W1 =
-      workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_W1);
+      has_dW1 ? workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_REST, TILEMOE_GRADIENT_W1) : 0;
   return {static_cast<int64_t>(saved.routing), static_cast<int64_t>(saved.H),
           workspace(TILEMOE_PASS_FORWARD, TILEMOE_BACKWARD_WHOLE, 0),
-          std::max(workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_OVER_H, kBeforeW1), of_W1),
+          std::max(workspace(TILEMOE_PASS_BACKWARD, TILEMOE_BACKWARD_OVER_H, before_W1), of_W1),
           of_W1};
 }
 

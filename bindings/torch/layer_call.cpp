@@ -62,6 +62,8 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
   experts.alpha = static_cast<float>(reals.alpha);
   experts.up_shift = static_cast<float>(reals.up_shift);
   experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
+  experts.weight_blocks = narrowed<int32_t>("weight_blocks", numbers.weight_blocks);
+  weights.quantized.set_formats(experts);
   check_one_layer(experts, weights.W1(), weights.W2());
   return experts;
 }
@@ -155,8 +157,13 @@ void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tenso
   args.saved = H ? &saved : nullptr;
   args.block_turns = call.ctas_per_sm();
   args.part = part;
+  const tilemoe_quantized_weights quantized = weights.quantized.view(weights.shapes());
+  if (weights.quantized.exist()) args.quantized = &quantized;
   tilemoe_packed_lora lora{};
-  if (adapters.exist()) lora = adapters.view(layer, all), args.lora = &lora;
+  if (adapters.exist()) {
+    lora = adapters.view(layer, weights.quantized.with_strides(all, weights.shapes()));
+    args.lora = &lora;
+  }
   const Tensor workspace =
       workspace_for(call, layer, spec, H ? TILEMOE_PASS_FORWARD : TILEMOE_PASS_INFERENCE,
                     TILEMOE_BACKWARD_WHOLE, 0, &args.workspace_bytes);
@@ -202,8 +209,13 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   args.accumulate = accumulate;
   args.block_turns = call.ctas_per_sm();
   args.part = part;
+  const tilemoe_quantized_weights quantized = weights.quantized.view(weights.shapes());
+  if (weights.quantized.exist()) args.quantized = &quantized;
   tilemoe_packed_lora lora{};
-  if (adapters.exist()) lora = adapters.view(experts, all), args.lora = &lora;
+  if (adapters.exist()) {
+    lora = adapters.view(experts, weights.quantized.with_strides(all, weights.shapes()));
+    args.lora = &lora;
+  }
   const tilemoe_lora dlora = factors(call, adapters.gradients, adapters.scales);
   if (adapters.exist()) args.dlora = &dlora;
   args.workspace_bytes = given_workspace ? static_cast<size_t>(given_workspace->numel()) : 0;

@@ -8,6 +8,7 @@
 
 #include "operators.h"
 #include "packing.h"
+#include "quantized.h"
 
 namespace tilemoe_torch {
 
@@ -26,20 +27,28 @@ struct Config {
 // copy in every call would cost a weight's memory and time.
 class Weights {
  public:
-  Weights(const Call& call, const Tensors& list) : list_(list) {
+  Weights(const Call& call, const Tensors& list, const Quantized& its_quantized = {})
+      : quantized(its_quantized), shapes_(list), given_(list) {
     for (size_t place : {kW1, kW2})
       if (!list[place]) refuse(std::string(kWeightNames[place]) + " is absent");
-    if (call.device() != TILEMOE_CPU) return;
-    for (MaybeTensor& weight : list_)
-      if (weight) weight = weight_on_16(*weight);
+    for (size_t place = 0; place < kWeights; ++place) {
+      MaybeTensor& weight = given_[place];
+      if (quantized.of(place)) weight = std::nullopt;
+      if (weight && call.device() == TILEMOE_CPU) weight = weight_on_16(*weight);
+    }
   }
 
-  const Tensor& W1() const { return *list_[kW1]; }
-  const Tensor& W2() const { return *list_[kW2]; }
-  const MaybeTensor& operator[](size_t place) const { return list_[place]; }
+  // For their shapes: a quantised weight has no data.
+  const Tensor& W1() const { return *shapes_[kW1]; }
+  const Tensor& W2() const { return *shapes_[kW2]; }
+  const Tensors& shapes() const { return shapes_; }
+  // Absent if it is quantised.
+  const MaybeTensor& operator[](size_t place) const { return given_[place]; }
+
+  const Quantized quantized;
 
  private:
-  Tensors list_;
+  Tensors shapes_, given_;
 };
 
 // Views of weights, or of their gradients, that begin at `first` and have these names.
@@ -53,7 +62,7 @@ struct Adapters {
   MaybeTensor P1, P2;  // absent in inference, and without that adapter
   Tensors gradients = Tensors(kFactors);
 
-  bool exist() const { return packed.has_value(); }
+  bool exist() const { return rank_1() + rank_2() > 0; }
   int32_t rank_1() const { return narrowed<int32_t>("ranks", ranks.gate + ranks.up); }
   int32_t rank_2() const { return narrowed<int32_t>("ranks", ranks.down); }
   void set_ranks(tilemoe_experts& experts) const {
@@ -63,7 +72,7 @@ struct Adapters {
     saved.P1 = call.view("P1", P1), saved.P2 = call.view("P2", P2);
   }
 
-  // The C interface's view of the packed memory.
+  // The C interface's view of the packed memory. The weights' data is not read.
   tilemoe_packed_lora view(const tilemoe_experts& experts, const tilemoe_weights& weights) const {
     size_t bytes = 0;
     check(tilemoe_packed_lora_bytes(&experts, &bytes));

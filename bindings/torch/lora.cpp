@@ -1,4 +1,4 @@
-// The operators of low-rank adapters.
+// The operators of layers whose weights are frozen: with low-rank adapters, or quantised, or both.
 #include "layer_call.h"
 
 namespace tilemoe_torch {
@@ -16,10 +16,10 @@ Adapters adapters_of(const Tensor& packed, const std::vector<int64_t>& ranks,
 }  // namespace
 
 Tensor pack_lora(const Tensors& lora, const Tensors& weight_list, const std::vector<int64_t>& ranks,
-                 const std::vector<double>& scales, const std::vector<int64_t>& numbers,
-                 ScalarType dtype) {
+                 const std::vector<double>& scales, const std::vector<int64_t>& formats,
+                 const std::vector<int64_t>& numbers, ScalarType dtype) {
   const Call call({{"lora", kFactorNames, lora}, {"weights", kWeightNames, weight_list}});
-  const Weights weights(call, weight_list);
+  const Weights weights(call, weight_list, Quantized(formats));
   Adapters adapters;
   adapters.ranks = unpack<LoraRanks>("ranks", ranks);
   adapters.scales = unpack<LoraScales>("scales", scales);
@@ -27,7 +27,8 @@ Tensor pack_lora(const Tensors& lora, const Tensors& weight_list, const std::vec
   const Tensor like = call.empty({0}, dtype);
   tilemoe_experts experts = experts_of(call, like, weights, config);
   adapters.set_ranks(experts);
-  const tilemoe_weights all = views(call, &weights[0], kWeightNames);
+  const tilemoe_weights all =
+      weights.quantized.with_strides(views(call, &weights[0], kWeightNames), weights.shapes());
   const tilemoe_lora unpacked = factors(call, lora, adapters.scales);
   tilemoe_pack_lora_args args{};
   args.struct_size = sizeof args;
@@ -44,17 +45,19 @@ Tensor pack_lora(const Tensors& lora, const Tensors& weight_list, const std::vec
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> experts_lora(
     const Tensor& X, const MaybeTensor& router, const Tensor& routing, const Tensors& weight_list,
-    const MaybeTensor& addend, const Tensors& lora, const Tensor& packed, int64_t capacity,
-    const std::vector<int64_t>& ranks, const std::vector<double>& scales,
-    const std::vector<int64_t>& numbers, const std::vector<double>& reals, bool keep_H) {
+    const MaybeTensor& addend, const Tensors& lora, const Tensor& packed, const Tensors& quantized,
+    int64_t capacity, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, bool keep_H) {
   const Call call({{"X", X},
                    {"router", router},
                    {"routing", routing},
                    {"weights", kWeightNames, weight_list},
                    {"addend", addend},
                    {"lora", kFactorNames, lora},
-                   {"packed", packed}});
-  const Weights weights(call, weight_list);
+                   {"packed", packed},
+                   {"quantized", kQuantizedNames, quantized, true}});
+  const Weights weights(call, weight_list, Quantized(quantized, formats));
   const Config config(numbers, reals);
   Adapters adapters = adapters_of(packed, ranks, scales);
   tilemoe_experts layer = experts_of(call, X, weights, config);
@@ -77,14 +80,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_lora(
 
 namespace {
 
-std::vector<Tensor> lora_backward(tilemoe_backward_mode mode, const Tensor& dO, const Tensor& X,
-                                  const Tensor& H, const Tensor& P1, const Tensor& P2,
-                                  const Tensor& routing, const Tensors& weight_list,
-                                  const Tensor& packed, const std::vector<int64_t>& ranks,
-                                  const std::vector<double>& scales,
-                                  const std::vector<int64_t>& numbers,
-                                  const std::vector<double>& reals, ScalarType factor_dtype,
-                                  int64_t wanted) {
+std::vector<Tensor> lora_backward(
+    tilemoe_backward_mode mode, const Tensor& dO, const Tensor& X, const Tensor& H,
+    const Tensor& P1, const Tensor& P2, const Tensor& routing, const Tensors& weight_list,
+    const Tensor& packed, const Tensors& quantized, const std::vector<int64_t>& ranks,
+    const std::vector<double>& scales, const std::vector<int64_t>& formats,
+    const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType factor_dtype,
+    int64_t wanted) {
   const Call call({{"dO", dO},
                    {"X", X},
                    {"H", H},
@@ -92,8 +94,9 @@ std::vector<Tensor> lora_backward(tilemoe_backward_mode mode, const Tensor& dO, 
                    {"P2", P2},
                    {"routing", routing},
                    {"weights", kWeightNames, weight_list},
-                   {"packed", packed}});
-  const Weights weights(call, weight_list);
+                   {"packed", packed},
+                   {"quantized", kQuantizedNames, quantized, true}});
+  const Weights weights(call, weight_list, Quantized(quantized, formats));
   const Config config(numbers, reals);
   Adapters adapters = adapters_of(packed, ranks, scales);
   if (adapters.rank_1() > 0) adapters.P1 = P1;
@@ -118,26 +121,24 @@ std::vector<Tensor> lora_backward(tilemoe_backward_mode mode, const Tensor& dO, 
 
 }  // namespace
 
-std::vector<Tensor> experts_lora_backward(const Tensor& dO, const Tensor& X, const Tensor& H,
-                                          const Tensor& P1, const Tensor& P2, const Tensor& routing,
-                                          const Tensors& weight_list, const Tensor& packed,
-                                          const std::vector<int64_t>& ranks,
-                                          const std::vector<double>& scales,
-                                          const std::vector<int64_t>& numbers,
-                                          const std::vector<double>& reals, ScalarType factor_dtype,
-                                          int64_t wanted) {
+std::vector<Tensor> experts_lora_backward(
+    const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
+    const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
+    const Tensors& quantized, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted) {
   return lora_backward(TILEMOE_BACKWARD_WHOLE, dO, X, H, P1, P2, routing, weight_list, packed,
-                       ranks, scales, numbers, reals, factor_dtype, wanted);
+                       quantized, ranks, scales, formats, numbers, reals, factor_dtype, wanted);
 }
 
 std::vector<Tensor> experts_lora_backward_over_H(
     const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
     const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
-    const std::vector<int64_t>& ranks, const std::vector<double>& scales,
-    const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType factor_dtype,
-    int64_t wanted) {
+    const Tensors& quantized, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted) {
   return lora_backward(TILEMOE_BACKWARD_OVER_H, dO, X, H, P1, P2, routing, weight_list, packed,
-                       ranks, scales, numbers, reals, factor_dtype, wanted);
+                       quantized, ranks, scales, formats, numbers, reals, factor_dtype, wanted);
 }
 
 }  // namespace tilemoe_torch

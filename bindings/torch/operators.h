@@ -40,7 +40,8 @@ Tensor route_grouped(const Tensor& counts, const MaybeTensor& row_scores, int64_
 
 // experts.cpp
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
-    const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& numbers);
+    const Tensor& like, const std::vector<int64_t>& sizes, const std::vector<int64_t>& numbers,
+    const std::vector<int64_t>& formats);
 std::tuple<Tensor, Tensor> experts(const Tensor& X, const MaybeTensor& router,
                                    const Tensor& routing, const Tensors& weights,
                                    const MaybeTensor& addend, int64_t capacity,
@@ -85,27 +86,30 @@ void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
 
 // lora.cpp
 Tensor pack_lora(const Tensors& lora, const Tensors& weight_list, const std::vector<int64_t>& ranks,
-                 const std::vector<double>& scales, const std::vector<int64_t>& numbers,
-                 ScalarType dtype);
+                 const std::vector<double>& scales, const std::vector<int64_t>& formats,
+                 const std::vector<int64_t>& numbers, ScalarType dtype);
 std::tuple<Tensor, Tensor, Tensor, Tensor> experts_lora(
     const Tensor& X, const MaybeTensor& router, const Tensor& routing, const Tensors& weight_list,
-    const MaybeTensor& addend, const Tensors& lora, const Tensor& packed, int64_t capacity,
-    const std::vector<int64_t>& ranks, const std::vector<double>& scales,
-    const std::vector<int64_t>& numbers, const std::vector<double>& reals, bool keep_H);
-std::vector<Tensor> experts_lora_backward(const Tensor& dO, const Tensor& X, const Tensor& H,
-                                          const Tensor& P1, const Tensor& P2, const Tensor& routing,
-                                          const Tensors& weight_list, const Tensor& packed,
-                                          const std::vector<int64_t>& ranks,
-                                          const std::vector<double>& scales,
-                                          const std::vector<int64_t>& numbers,
-                                          const std::vector<double>& reals, ScalarType factor_dtype,
-                                          int64_t wanted);
+    const MaybeTensor& addend, const Tensors& lora, const Tensor& packed, const Tensors& quantized,
+    int64_t capacity, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, bool keep_H);
+std::vector<Tensor> experts_lora_backward(
+    const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
+    const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
+    const Tensors& quantized, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted);
 std::vector<Tensor> experts_lora_backward_over_H(
     const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
     const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
-    const std::vector<int64_t>& ranks, const std::vector<double>& scales,
-    const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType factor_dtype,
-    int64_t wanted);
+    const Tensors& quantized, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
+    const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted);
+
+// quantized.cpp
+Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,
+                  ScalarType dtype);
 
 // rows.cpp
 void sum_rows(const std::vector<int64_t>& sources, int64_t source_rows, const Tensor& place,

@@ -48,6 +48,27 @@ struct LoraRanks {
   int64_t down;
 };
 
+// Tensor?[] quantized: the arrays of the quantised weights W1, W1_up and W2, shapes as in
+// tilemoe_quantized; or no tensors. In `weights` such a weight has a shape, and its data is not read.
+constexpr const char* kArrayNames[] = {"codes", "scales", "scale_map", "scale_of_scales",
+                                       "scale_offset"};
+constexpr size_t kArrays = 5, kQuantizedWeights = 3;
+constexpr const char* kQuantizedNames[] = {
+    "W1.codes",    "W1.scales",    "W1.scale_map",    "W1.scale_of_scales",    "W1.scale_offset",
+    "W1_up.codes", "W1_up.scales", "W1_up.scale_map", "W1_up.scale_of_scales", "W1_up.scale_offset",
+    "W2.codes",    "W2.scales",    "W2.scale_map",    "W2.scale_of_scales",    "W2.scale_offset"};
+
+// int[] formats: tilemoe_format of W1, W1_up and W2, and whether they are stored transposed; or no
+// numbers
+struct Formats {
+  int64_t W1;
+  int64_t W1_up;
+  int64_t W2;
+  int64_t W1_transposed;
+  int64_t W1_up_transposed;
+  int64_t W2_transposed;
+};
+
 // float[] scales
 struct LoraScales {
   double of_W1;

@@ -160,27 +160,36 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "float[] reals, Tensor(c!) workspace) -> ()");
 
   // Low-rank adapters (tilemoe_lora). lora: A1, B1, A1_up, B1_up, A2, B2, whose ranks are multiples
-  // of 8 -> bytes, as experts_lora reads them with weights of these strides, in `dtype`.
+  // of 8 -> bytes, as experts_lora reads them with weights of these strides, in `dtype`. formats:
+  // those of quantised weights, or none.
   m.def(
-      "pack_lora(Tensor?[] lora, Tensor?[] weights, int[] ranks, float[] scales, int[] numbers, "
-      "ScalarType dtype) -> Tensor");
-  // `experts` with adapters. `lora` is not read: autograd passes its gradients back. P1 (capacity,
-  // rank_1) and P2 (capacity, rank_2) are kept with H, else empty.
+      "pack_lora(Tensor?[] lora, Tensor?[] weights, int[] ranks, float[] scales, int[] formats, "
+      "int[] numbers, ScalarType dtype) -> Tensor");
+  // `experts` with adapters, with quantised weights, or with both. `lora` is not read: autograd
+  // passes its gradients back. P1 (capacity, rank_1) and P2 (capacity, rank_2) are kept with H,
+  // else empty. Without adapters the ranks are 0, and `packed` is empty; without quantised weights
+  // `quantized` and `formats` are empty.
   m.def(
       "experts_lora(Tensor X, Tensor? router, Tensor routing, Tensor?[] weights, Tensor? addend, "
-      "Tensor?[] lora, Tensor packed, SymInt capacity, int[] ranks, float[] scales, int[] numbers, "
-      "float[] reals, bool keep_H) -> (Tensor O, Tensor H, Tensor P1, Tensor P2)");
+      "Tensor?[] lora, Tensor packed, Tensor?[] quantized, SymInt capacity, int[] ranks, "
+      "float[] scales, int[] formats, int[] numbers, float[] reals, bool keep_H) -> "
+      "(Tensor O, Tensor H, Tensor P1, Tensor P2)");
   // The gradients whose bit is in `wanted`: the eight of experts_backward, with ds itself, then
-  // those of `lora`, of factor_dtype.
+  // those of `lora`, of factor_dtype. Quantised weights have none.
   m.def(
       "experts_lora_backward(Tensor dO, Tensor X, Tensor H, Tensor P1, Tensor P2, Tensor routing, "
-      "Tensor?[] weights, Tensor packed, int[] ranks, float[] scales, int[] numbers, "
-      "float[] reals, ScalarType factor_dtype, int wanted) -> Tensor[]");
+      "Tensor?[] weights, Tensor packed, Tensor?[] quantized, int[] ranks, float[] scales, "
+      "int[] formats, int[] numbers, float[] reals, ScalarType factor_dtype, int wanted) -> "
+      "Tensor[]");
   // The same, with dH written over H.
   m.def(
       "experts_lora_backward_over_H(Tensor dO, Tensor X, Tensor(a!) H, Tensor P1, Tensor P2, "
-      "Tensor routing, Tensor?[] weights, Tensor packed, int[] ranks, float[] scales, "
-      "int[] numbers, float[] reals, ScalarType factor_dtype, int wanted) -> Tensor[]");
+      "Tensor routing, Tensor?[] weights, Tensor packed, Tensor?[] quantized, int[] ranks, "
+      "float[] scales, int[] formats, int[] numbers, float[] reals, ScalarType factor_dtype, "
+      "int wanted) -> Tensor[]");
+  // codes, scales, scale_map, scale_of_scales and scale_offset of one weight (tilemoe_quantized) ->
+  // (E, R, C) of shape and dtype. It has no gradient.
+  m.def("dequantize(Tensor?[] arrays, int format, int[] shape, ScalarType dtype) -> Tensor");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(
       "router_backward(Tensor ds, Tensor routing, Tensor? logits, int E, int[] rule, "
@@ -188,10 +197,10 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
 
   // sizes: T, E, d, n, capacity. Bytes of a layer on `like`'s device and in its dtype: the routing,
   // H, the workspace of forward, the largest workspace of a backward with dH over H, and that of
-  // dW1, which is computed last.
+  // dW1, which is computed last. formats: of quantised weights, or none.
   m.def(
-      "layer_bytes(Tensor like, int[] sizes, int[] numbers) -> (int routing, int H, int forward, "
-      "int backward, int dW1)");
+      "layer_bytes(Tensor like, int[] sizes, int[] numbers, int[] formats) -> (int routing, int H, "
+      "int forward, int backward, int dW1)");
 
   // logits (T, E), expert_counts (E) int32 -> (2) float32: balance, z
   m.def("router_losses(Tensor logits, Tensor expert_counts) -> Tensor");

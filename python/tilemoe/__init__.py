@@ -31,6 +31,7 @@ if _has_torch and not _is_module("tilemoe.options"):  # which the package itself
         from .lora import LoRA
         from .module import MoE, MoEAux
         from .quantization import QuantizedExperts, quantize_experts
+        from .quantized_modules import quantize_
         from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
     except (ImportError, OSError):
         if not _is_command():  # the command reports what is missing
@@ -48,6 +49,7 @@ __all__ = [
     "grouped_experts",
     "moe",
     "moe_general",
+    "quantize_",
     "quantize_experts",
     "rounded_router",
     "router_losses",

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from . import _checks, _given_memory, _library, _lora_autograd, _travel, autograd, ops
 from ._layout import WEIGHTS, array_of, counters_of, offsets_of, rule_of
+from ._quantized import Weight, any_quantized, operands
 from ._shapes import shape_text
-from .lora import LoRA, factors_of
+from .lora import LoRA, factors_of, no_factors
 from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options
+from .quantization import QuantizedExperts
 from .routing import (
     Aux,
     Counter,
@@ -29,6 +31,10 @@ _ops = _library.operators
 NO_K = "tilemoe: K is None, expected the number of experts to choose from the logits"
 
 
+_GIVEN_AND_QUANTIZED = (
+    "tilemoe: weight_grad_out is given, but a weight is quantised: quantised weights have no "
+    "gradients"
+)
 _ONE_OF_BOTH = "the adapters' gradients are returned by autograd, as are those of the weights"
 
 
@@ -49,7 +55,7 @@ class WeightGradients(NamedTuple):
 class Layer(NamedTuple):
     """The weights of a call, its options, the memory for the weights' gradients, and adapters."""
 
-    weights: list[Tensor | None]  # in the order of WEIGHTS
+    weights: list[Any]  # Weight or None, in the order of WEIGHTS
     options: Options
     weight_grad_out: WeightGradients | None = None
     lora: LoRA | None = None
@@ -253,8 +259,8 @@ def run(
         if type(x) not in _library.PLAIN:
             _library.require_dtype(x)
         rest = (*capacity, numbers, reals)
-        if layer.lora is not None:
-            return _with_lora(op, x, router, third, weights, layer, addend, rest, more, comm)
+        if layer.lora is not None or any_quantized(weights):
+            return _frozen(op, x, router, third, weights, layer, addend, rest, more, comm)
         if given is not None:
             _check_given(given, layer.weights, x, router, addend)
         if not torch.is_grad_enabled():
@@ -281,22 +287,28 @@ def run(
         raise
 
 
-def _with_lora(op, x, router, third, weights, layer, addend, rest, more, comm):
-    """`run` with adapters. weights: cast, if under autocast."""
+def _frozen(op, x, router, third, weights, layer, addend, rest, more, comm):
+    """`run` with adapters, with quantised weights, or with both. weights: cast, if under
+    autocast."""
     if layer.weight_grad_out is not None:
+        if layer.lora is None:
+            raise NotImplementedError(_GIVEN_AND_QUANTIZED)
         raise NotImplementedError(
             "tilemoe: lora and weight_grad_out are both given: " + _ONE_OF_BOTH
         )
     if comm is not None and comm.chunks is not None:
-        raise NotImplementedError("tilemoe: lora does not work with chunks, expected chunks=1")
+        which = "quantised weights do not" if layer.lora is None else "lora does not"
+        raise NotImplementedError(f"tilemoe: {which} work with chunks, expected chunks=1")
     *capacity, numbers, reals = rest
-    factors = factors_of(layer.lora, x, weights, numbers)
+    quantized = operands(weights, x)
+    weights = quantized.weights
+    factors = no_factors() if layer.lora is None else factors_of(layer.lora, x, weights, numbers)
     routing, counts = third, None
     if op is _ops.moe.default:
         routing, counts = _lora_autograd.routed(router, third, numbers, reals)
         capacity = [router.shape[0] * numbers[At.K]]
     out = _lora_autograd.run(
-        x, router, routing, weights, addend, factors, *capacity, numbers, reals,
+        x, router, routing, weights, addend, factors, quantized, *capacity, numbers, reals,
         layer.options.overwrite_H, comm,
     )  # fmt: skip
     return (out, routing, counts) if more else out
@@ -312,7 +324,9 @@ def _check_given(given, weights, x, router, addend):
 
 
 def _cast(tensor, dtype):
-    if tensor is None or tensor.dtype == torch.float64 or not tensor.is_floating_point():
+    if tensor is None or type(tensor) is QuantizedExperts:
+        return tensor
+    if tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
     return tensor.to(dtype)
 
@@ -320,16 +334,22 @@ def _cast(tensor, dtype):
 # ---------------------------------------------------------------- checks of tensors
 
 
-def require_weights(weights: list[Tensor | None], addend: Tensor | None) -> None:
+def require_weights(weights: list[Weight | None], addend: Tensor | None) -> None:
     """Raises an error that names the argument that is no tensor, or one that no kernel reads;
     torch's errors do not. Called only after an error: in every call it would cost host time."""
     for name, tensor in zip((*WEIGHTS, "addend"), (*weights, addend)):
+        if isinstance(tensor, QuantizedExperts):
+            if name in WEIGHTS[:3]:
+                tensor.check(name)
+                continue
         if tensor is not None:
             _library.require_weight(tensor, name)
 
 
 def experts_in(W1: Any) -> int:
     """E of W1, whose other sizes the operators check."""
+    if isinstance(W1, QuantizedExperts):
+        return W1.shape[0]
     _library.require_weight(W1, "W1")
     if W1.dim() != 3:
         raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")

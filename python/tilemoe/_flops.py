@@ -75,15 +75,15 @@ def _adapters(weights, ranks):
     return zip(ranks, (d, d, n), (weights[WEIGHTS.index("W1")][1], n, d))
 
 
-def _experts_lora(X, router, routing, weights, addend, lora, packed, capacity, ranks, scales,
-                  numbers, *_, **__):  # fmt: skip
+def _experts_lora(X, router, routing, weights, addend, lora, packed, quantized, capacity, ranks,
+                  scales, formats, numbers, *_, **__):  # fmt: skip
     rows, *_ = _sizes(X, weights, capacity, numbers)
     narrow = sum(rank * (of_A + of_B) for rank, of_A, of_B in _adapters(weights, ranks))
     return _forward(X, weights, capacity, numbers) + 2 * rows * narrow
 
 
-def _experts_lora_backward(dO, X, H, P1, P2, routing, weights, packed, ranks, scales, numbers,
-                           reals, factor_dtype, wanted, **_):  # fmt: skip
+def _experts_lora_backward(dO, X, H, P1, P2, routing, weights, packed, quantized, ranks, scales,
+                           formats, numbers, reals, factor_dtype, wanted, **_):  # fmt: skip
     of_W1 = wanted & _OF_W1
     through_A = wanted & _THROUGH_A or of_W1
     # dH, which the gradients of W1's factors read, costs what db1 costs.

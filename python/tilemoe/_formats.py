@@ -87,9 +87,12 @@ def why_not(format: str, E: int, R: int, C: int) -> str | None:
     return None
 
 
-def _empty(format: str, M: Tensor) -> dict[str, Tensor]:
+def empty(format: str, M: Tensor) -> Arrays:
+    """Uninitialised arrays for a weight M (E, R, C)."""
     shapes = shapes_of(format, *M.shape)
-    return {name: M.new_empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    return Arrays(
+        **{name: M.new_empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    )
 
 
 def _pieces(E: int, R: int, C: int) -> Iterator[tuple[int, slice]]:
@@ -111,7 +114,7 @@ def _fp8_blocks(rows: Tensor) -> Tensor:
 
 
 def _quantize_fp8(M: Tensor) -> Arrays:
-    made = Arrays(**_empty("fp8", M))
+    made = empty("fp8", M)
     for e, at in _pieces(*M.shape):
         rows = M[e, at].float()
         blocks = _fp8_blocks(rows)
@@ -153,6 +156,7 @@ def _unpacked(packed: Tensor, high_first: bool = False) -> Tensor:
 
 def _e2m1_of(values: Tensor, bounds: list[float]) -> Tensor:
     """The codes of values; bounds: the smallest magnitude of each code but the first."""
+    values = values.contiguous()
     codes = torch.bucketize(values.abs(), values.new_tensor(bounds), right=True, out_int32=True)
     return codes | values.signbit().int() << 3
 
@@ -172,7 +176,7 @@ def _e2m1_values(codes: Tensor) -> Tensor:
 
 
 def _quantize_mxfp4(M: Tensor) -> Arrays:
-    made = Arrays(**_empty("mxfp4", M))
+    made = empty("mxfp4", M)
     largest = torch.tensor(_E2M1_MAX, device=M.device)
     for e, at in _pieces(*M.shape):
         groups = M[e, at].to(torch.bfloat16).float().unflatten(-1, (-1, MX_BLOCK))
@@ -193,7 +197,7 @@ def _dequantize_mxfp4(of: Arrays, out: Tensor) -> None:
 
 
 def _quantize_nvfp4(M: Tensor) -> Arrays:
-    made = Arrays(**_empty("nvfp4", M))
+    made = empty("nvfp4", M)
     assert made.scale_of_scales is not None
     largest = torch.tensor(_E2M1_MAX, device=M.device)
     both = torch.tensor(_FP8_MAX * _E2M1_MAX, device=M.device)
@@ -267,7 +271,7 @@ def _scale_codes(scales: Tensor, scale_map: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _quantize_nf4(M: Tensor) -> Arrays:
-    made = Arrays(**_empty("nf4", M))
+    made = empty("nf4", M)
     flat, table = M.reshape(-1), nf4_map(M.device)
     bounds = (table[:-1] + table[1:]) / 2
     for begin in range(0, len(flat), _PIECE):

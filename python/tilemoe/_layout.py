@@ -12,6 +12,11 @@ WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 FACTORS = ("A1", "B1", "A1_up", "B1_up", "A2", "B2")  # of low-rank adapters
 RANKS = ("gate", "up", "down")  # of A1, A1_up and A2, multiples of WIDTH_MULTIPLE; 0: absent
 SCALES = ("of_W1", "of_W2")
+# The arrays of a quantised weight, and those of all weights that can be quantised.
+ARRAYS = ("codes", "scales", "scale_map", "scale_of_scales", "scale_offset")
+QUANTIZABLE = WEIGHTS[:3]
+QUANTIZED = tuple(f"{weight}.{array}" for weight in QUANTIZABLE for array in ARRAYS)
+FORMATS = (*QUANTIZABLE, *(f"{weight}_transposed" for weight in QUANTIZABLE))
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
 SIZES = ("T", "E", "d", "n", "capacity")  # of layer_bytes
 WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes

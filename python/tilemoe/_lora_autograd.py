@@ -1,5 +1,6 @@
-"""The layer with low-rank adapters, and its gradient: one autograd function, which `moe`,
-`moe_general` and `grouped_experts` call, and which is the autograd kernel of experts_lora.
+"""The layer with low-rank adapters, with quantised weights, or with both, and its gradient: one
+autograd function, which `moe`, `moe_general` and `grouped_experts` call, and which is the autograd
+kernel of experts_lora.
 
 Backward is one call of an operator, without stages: its largest outputs are those of the factors,
 unless weights require gradients as well."""
@@ -21,7 +22,7 @@ from .options import RULE, SCORES_GIVEN, At
 
 _ops = operators
 _FIRST = 3  # of Experts' inputs, the first that has a gradient
-_INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)
+_INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)  # without the quantised weights' arrays
 _ALL = (1 << len(GRADIENTS)) - 1
 
 
@@ -31,6 +32,7 @@ class Call(NamedTuple):
     capacity: int
     ranks: list[int]
     scales: list[float]
+    formats: list[int]
     numbers: list[int]
     reals: list[float]
     overwrite_H: bool | None = None
@@ -40,25 +42,28 @@ class Call(NamedTuple):
 
 class LoraExperts(torch.autograd.Function):
     """A Call, the routing and the packed factors, then X, the router's tensor, six weights, the
-    addend, six factors."""
+    addend, six factors, and the arrays of quantised weights, if there are any."""
 
     @staticmethod
     def forward(ctx, call, routing, packed, X, router, *others):
         weights, addend = list(others[: len(WEIGHTS)]), others[len(WEIGHTS)]
-        lora = list(others[len(WEIGHTS) + 1 :])
+        lora = list(others[len(WEIGHTS) + 1 : _INPUTS - _FIRST - 2])
+        quantized = list(others[_INPUTS - _FIRST - 2 :])
         of_operator, needs = call.keep_H is not None, ctx.needs_input_grad[_FIRST:]
         of_addend = len(GRADIENTS)
         needs = (*needs[:of_addend], *needs[of_addend + 1 :])
         keep_H = call.keep_H if of_operator else True in needs
         invoke = ops.below_autograd if of_operator else ops.call_undifferentiated
         O, H, P1, P2 = invoke(
-            _ops.experts_lora.default, X, router, routing, weights, addend, lora, packed, *call[:5],
-            keep_H,
+            _ops.experts_lora.default, X, router, routing, weights, addend, lora, packed, quantized,
+            *call[:6], keep_H,
         )  # fmt: skip
         scoring, kind = call.numbers[At.SCORING], call.numbers[At.KIND]
         logits = router if scoring != SCORES_GIVEN and reads_logits(scoring, kind) else None
         source = X if call.comm is None else call.comm.source
-        ctx.save_for_backward(source, H, P1, P2, routing, packed, *weights, logits)
+        ctx.save_for_backward(
+            source, H, P1, P2, routing, packed, *weights, logits, *quantized
+        )
         ctx.set_materialize_grads(False)
         ctx.call, ctx.keep_H, ctx.progress = call, keep_H, Progress()
         ctx.router_dtype = torch.float32 if router is None else router.dtype
@@ -72,14 +77,15 @@ class LoraExperts(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO, *_):
         if dO is None:
-            return (None,) * _INPUTS
+            return (None,) * len(ctx.needs_input_grad)
         needs = needed_now(ctx) >> _FIRST
         of_addend = needs & (_ALL + 1)
         wanted = needs & _ALL | needs >> 1 & ~_ALL  # without the addend's bit
         if ctx.progress.consumed:
             raise RuntimeError(CONSUMED)
-        X, H, P1, P2, routing, packed, *weights, logits = ctx.saved_tensors
-        call = ctx.call
+        X, H, P1, P2, routing, packed, *weights = ctx.saved_tensors
+        weights, quantized = weights[: len(WEIGHTS) + 1], weights[len(WEIGHTS) + 1 :]
+        logits, call = weights.pop(), ctx.call
         saved = ops.Saved(
             X, H, routing, weights, logits, call.numbers, call.reals, ctx.router_dtype
         )
@@ -89,7 +95,7 @@ class LoraExperts(torch.autograd.Function):
                 raise RuntimeError(NOT_KEPT)
             if call.comm is not None:
                 saved = saved._replace(X=_arrived(call.comm.travel, X))
-            found = _backward(ctx, dO, saved, P1, P2, packed, wanted)
+            found = _backward(ctx, dO, saved, P1, P2, packed, quantized, wanted)
             for bit in range(len(made)):
                 if wanted & 1 << bit:
                     made[bit] = found.pop(0)
@@ -104,7 +110,7 @@ class LoraExperts(torch.autograd.Function):
         typed = zip(factors, ctx.factor_dtypes)
         factors = [None if g is None else g.to(dtype) for g, dtype in typed]
         dO = _addend_gradient(dO, saved) if of_addend else None
-        return None, None, None, *of_layer, dO, *factors
+        return None, None, None, *of_layer, dO, *factors, *(None,) * len(quantized)
 
 
 def _arrived(travel, source):
@@ -116,7 +122,7 @@ def _arrived(travel, source):
     return X
 
 
-def _backward(ctx, dO, saved, P1, P2, packed, wanted):
+def _backward(ctx, dO, saved, P1, P2, packed, quantized, wanted):
     """The gradients of `wanted`; dH is written over H if nothing reads it afterwards."""
     call, X, H, traced = ctx.call, saved.X, saved.H, is_traced(saved.H)
     over_H = bool(call.overwrite_H) if call.overwrite_H is not None else is_read_last(ctx, H)
@@ -124,8 +130,8 @@ def _backward(ctx, dO, saved, P1, P2, packed, wanted):
     given = {dtype for dtype in ctx.factor_dtypes if dtype is not None}
     factor_dtype = X.dtype if given == {X.dtype} else torch.float32
     args = (
-        dO, X, H, P1, P2, saved.routing, saved.weights, packed, call.ranks, call.scales,
-        call.numbers, call.reals, factor_dtype, wanted,
+        dO, X, H, P1, P2, saved.routing, saved.weights, packed, quantized, call.ranks, call.scales,
+        call.formats, call.numbers, call.reals, factor_dtype, wanted,
     )  # fmt: skip
     if not over_H:
         return list(ops.call_in_backward(_ops.experts_lora_backward.default, *args))
@@ -146,16 +152,23 @@ def _backward(ctx, dO, saved, P1, P2, packed, wanted):
 _apply = super(torch.autograd.Function, LoraExperts).apply  # as in autograd.py
 
 
-def run(X, router, routing, weights, addend, factors, capacity, numbers, reals, overwrite_H, comm):
-    """O (T, d) of a routing. The factors are packed once, for forward and backward. comm: through
-    which backward gets X, or None."""
-    detached = [None if t is None else t.detach() for t in factors.tensors]
-    packed = ops.call_undifferentiated(
-        _ops.pack_lora.default, detached, [None if t is None else t.detach() for t in weights],
-        factors.ranks, factors.scales, numbers, X.dtype,
-    )  # fmt: skip
-    rest = capacity, factors.ranks, factors.scales, numbers, reals
-    args = X, router, routing, weights, addend, factors.tensors, packed, *rest
+def run(
+    X, router, routing, weights, addend, factors, quantized, capacity, numbers, reals, overwrite_H,
+    comm,
+):  # fmt: skip
+    """O (T, d) of a routing. The factors are packed once, for forward and backward. quantized: the
+    Frozen of the weights; comm: through which backward gets X, or None."""
+    if any(factors.ranks):
+        packed = ops.call_undifferentiated(
+            _ops.pack_lora.default, [None if t is None else t.detach() for t in factors.tensors],
+            [None if t is None else t.detach() for t in weights], factors.ranks, factors.scales,
+            quantized.formats, numbers, X.dtype,
+        )  # fmt: skip
+    else:
+        packed = X.new_empty(0, dtype=torch.uint8)
+    rest = capacity, factors.ranks, factors.scales, quantized.formats, numbers, reals
+    arrays = quantized.arrays
+    args = X, router, routing, weights, addend, factors.tensors, packed, arrays, *rest
     op = _ops.experts_lora.default
     if not torch.is_grad_enabled():
         return ops.call_undifferentiated(op, *args, False)[0]
@@ -165,7 +178,7 @@ def run(X, router, routing, weights, addend, factors, capacity, numbers, reals, 
         return ops.call(op, *args, keep_H)[0]
     if forward_ad._current_level >= 0:
         ops.refuse_tangents((*tensors, routing))
-    return _apply(Call(*rest, overwrite_H, comm=comm), routing, packed, *tensors)
+    return _apply(Call(*rest, overwrite_H, comm=comm), routing, packed, *tensors, *arrays)
 
 
 def routed(logits, selection_bias, numbers, reals):
@@ -176,16 +189,18 @@ def routed(logits, selection_bias, numbers, reals):
     return ops.call_undifferentiated(op, detached, selection_bias, rule, factor)
 
 
-def _kernel(X, router, routing, weights, addend, lora, packed, *rest):
+def _kernel(X, router, routing, weights, addend, lora, packed, quantized, *rest):
     tensors = X, router, *weights, addend, *lora
     if forward_ad._current_level >= 0:
         ops.refuse_tangents((*tensors, routing, packed))
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors, routing, packed):
         ops.refuse_transforms()
         *rest, keep_H = rest
-        return _apply(Call(*rest, overwrite_H=False, keep_H=keep_H), routing, packed, *tensors)
+        call = Call(*rest, overwrite_H=False, keep_H=keep_H)
+        return _apply(call, routing, packed, *tensors, *quantized)
     op = _ops.experts_lora.default
-    return ops.below_autograd(op, X, router, routing, weights, addend, lora, packed, *rest)
+    args = X, router, routing, weights, addend, lora, packed, quantized, *rest
+    return ops.below_autograd(op, *args)
 
 
 ops.register_autograd("experts_lora", _kernel)

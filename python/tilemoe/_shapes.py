@@ -7,8 +7,11 @@ import torch
 
 from ._library import NAMESPACE, operators
 from ._layout import (
+    ARRAYS,
     FACTORS,
+    FORMATS,
     GRADIENTS,
+    QUANTIZED,
     RANKS,
     SCALES,
     WEIGHTS,
@@ -96,6 +99,10 @@ def _named_tensors(names, values):
             yield from _named_tensors(WEIGHTS, value)
         elif name == "lora":
             yield from _named_tensors(FACTORS, value)
+        elif name == "quantized":
+            yield from _named_tensors(QUANTIZED, value)
+        elif name == "arrays":
+            yield from _named_tensors(ARRAYS, value)
         elif name == "gradients":
             yield from zip(names_of_gradients(arguments["places"]), value)
         elif isinstance(value, torch.Tensor):
@@ -321,6 +328,12 @@ def _check_adapters(ranks, scales, lora=FACTORS):
     _check_length("scales", scales, SCALES)
 
 
+def _check_quantized(quantized, formats):
+    if formats:
+        _check_length("formats", formats, FORMATS)
+    _check_length("quantized", quantized, QUANTIZED if formats else ())
+
+
 def _packed_bytes(ranks, weights, numbers, dtype):
     """tilemoe_packed_lora_bytes"""
     _check_dims("W2", weights[WEIGHTS.index("W2")], 3, "(E, d, n)")
@@ -332,7 +345,7 @@ def _packed_bytes(ranks, weights, numbers, dtype):
 
 
 @_register("pack_lora")
-def _(lora, weights, ranks, scales, numbers, dtype):
+def _(lora, weights, ranks, scales, formats, numbers, dtype):
     _check_lists(weights, numbers)
     _check_adapters(ranks, scales, lora)
     like = weights[WEIGHTS.index("W2")]
@@ -340,9 +353,10 @@ def _(lora, weights, ranks, scales, numbers, dtype):
 
 
 @_register("experts_lora")
-def _(X, router, routing, weights, addend, lora, packed, capacity, ranks, scales, numbers, reals,
-      keep_H):  # fmt: skip
+def _(X, router, routing, weights, addend, lora, packed, quantized, capacity, ranks, scales,
+      formats, numbers, reals, keep_H):  # fmt: skip
     _check_adapters(ranks, scales, lora)
+    _check_quantized(quantized, formats)
     O, H = _fake_experts(
         X, router, routing, weights, addend, capacity, numbers, reals, keep_H, False
     )
@@ -354,9 +368,11 @@ def _(X, router, routing, weights, addend, lora, packed, capacity, ranks, scales
 
 
 def _fake_lora_backward(
-    dO, X, H, P1, P2, routing, weights, packed, ranks, scales, numbers, reals, factor_dtype, wanted
-):
+    dO, X, H, P1, P2, routing, weights, packed, quantized, ranks, scales, formats, numbers, reals,
+    factor_dtype, wanted
+):  # fmt: skip
     _check_adapters(ranks, scales)
+    _check_quantized(quantized, formats)
     _check_backward(dO, X, weights, numbers, reals)
     made = [
         gradient
@@ -374,6 +390,12 @@ def _fake_lora_backward(
 
 _register("experts_lora_backward")(_fake_lora_backward)
 _register("experts_lora_backward_over_H")(_fake_lora_backward)
+
+
+@_register("dequantize")
+def _(arrays, format, shape, dtype):
+    _check_length("arrays", arrays, ARRAYS)
+    return arrays[0].new_empty(shape, dtype=dtype)
 
 
 @_register("router_backward")

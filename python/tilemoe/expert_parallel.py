@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from . import _calls, _library
+from ._quantized import Weight
 from ._signatures import Reader
 from .distributed import layer as spread
 from .distributed.cost import Memory, plan
@@ -39,12 +40,12 @@ _moe = Reader("moe", OfRanks)
 def moe(
     x: Tensor,
     logits_or_scores: Tensor,
-    W1: Tensor,
-    W2: Tensor,
+    W1: Weight,
+    W2: Weight,
     *,
     group: dist.ProcessGroup,
     ids: Tensor | None = None,
-    W1_up: Tensor | None = None,
+    W1_up: Weight | None = None,
     b1: Tensor | None = None,
     b1_up: Tensor | None = None,
     b2: Tensor | None = None,
@@ -71,7 +72,8 @@ def moe(
             in the order of the ranks.
         rank_tokens: None: every rank has as many tokens as this one, which is not checked; or the
             tokens of each rank; or the maximum over the ranks, the same number on all of them.
-        lora: as in `moe`, the adapters of this rank's experts; only with chunks=1.
+        lora: as in `moe`, the adapters of this rank's experts; like quantised weights only with
+            chunks=1.
         return_aux: also return the counts of the routing.
 
     Shape:

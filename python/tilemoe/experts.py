@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from . import _calls, _library, _parameters, functional
+from ._formats import Format
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
 from .lora import LoRA
 from .options import GATED, OfExperts, Options
+from .quantization import quantize_experts
+from .quantized_modules import QuantizedWeight, attach
 from .routing import Counter
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ class Experts(nn.Module):
     With `lora_rank` also the factors of adapters, float32: `lora_A1` (E, r, d), `lora_B1` (E, 2n,
     r) or (E, n, r), `lora_A2` (E, r, n) and `lora_B2` (E, d, r).
 
-    With `expert_mesh` they are DTensors of these shapes, sharded over E."""
+    With `expert_mesh` they are DTensors of these shapes, sharded over E. `tilemoe.quantize_`
+    replaces the weights by a `QuantizedWeight` each."""
 
     def __init__(
         self,
@@ -84,6 +88,8 @@ class Experts(nn.Module):
         uniform = nn.init.uniform_ if self._mesh is None else self._mesh.uniform_
         for name in (self._up, "down_proj"):
             weight, bias = getattr(self, name), getattr(self, name + "_bias")
+            if isinstance(weight, QuantizedWeight):
+                raise ValueError(f"tilemoe: {name} is quantised, and cannot be reset")
             bound = weight.shape[-1] ** -0.5
             uniform(weight, -bound, bound)
             if bias is not None:
@@ -137,6 +143,23 @@ class Experts(nn.Module):
         weights = self._layer(self._own, options).weights
         return functional.moe_tokens(x, gate, weights, options, **how)
 
+    @property
+    def is_quantized(self) -> bool:
+        return isinstance(self.down_proj, QuantizedWeight)
+
+    def quantize_(self, format: Format) -> None:
+        """See tilemoe.quantize_."""
+        if self._mesh is not None:
+            raise NotImplementedError(
+                "tilemoe: quantize_ does not support experts with an expert_mesh: pass "
+                "QuantizedExperts to tilemoe.expert_parallel.moe"
+            )
+        if self.is_quantized:
+            raise ValueError("tilemoe: the experts are quantised already")
+        for name in (self._up, "down_proj"):
+            weight = quantize_experts(plain("experts." + name, getattr(self, name)), format)
+            attach(self, name, weight)
+
     def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
         W1, W2, b1, b2 = self._weights(local)
         layer = _calls.Layer([W1, None, W2, b1, None, b2], options)
@@ -152,7 +175,12 @@ class Experts(nn.Module):
 
     def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
         names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
-        return (local("experts." + name, getattr(self, name)) for name in names)
+        weights = ((name, getattr(self, name)) for name in names)
+        return (
+            weight.value() if isinstance(weight, QuantizedWeight)
+            else local("experts." + name, weight)
+            for name, weight in weights
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape

@@ -24,6 +24,7 @@ from ._calls import (
     shaped_as,
 )
 from ._layout import rule_of
+from ._quantized import Weight
 from ._shapes import shape_text
 from ._signatures import Reader
 from .lora import LoRA
@@ -41,7 +42,7 @@ _grouped_experts = Reader("grouped_experts", OfRows)
 class _Tensors(TypedDict, total=False):
     """The keywords that every function has, in addition to its options."""
 
-    W1_up: Tensor | None
+    W1_up: Weight | None
     b1: Tensor | None
     b1_up: Tensor | None
     b2: Tensor | None
@@ -64,23 +65,23 @@ class _Routed(OfMoe, _Tensors, total=False):
 
 
 @overload
-def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *,
+def moe(x: Tensor, logits_or_scores: Tensor, W1: Weight, W2: Weight, *,
         return_aux: Literal[False] = False, **options: Unpack[_Routed]) -> Tensor: ...  # fmt: skip
 @overload
-def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *, return_aux: Literal[True],
+def moe(x: Tensor, logits_or_scores: Tensor, W1: Weight, W2: Weight, *, return_aux: Literal[True],
         **options: Unpack[_Routed]) -> tuple[Tensor, Aux]: ...  # fmt: skip
 @overload
-def moe(x: Tensor, logits_or_scores: Tensor, W1: Tensor, W2: Tensor, *, return_aux: bool,
+def moe(x: Tensor, logits_or_scores: Tensor, W1: Weight, W2: Weight, *, return_aux: bool,
         **options: Unpack[_Routed]) -> Tensor | tuple[Tensor, Aux]: ...  # fmt: skip
 @_moe.shows
 def moe(
     x: Tensor,
     logits_or_scores: Tensor,
-    W1: Tensor,
-    W2: Tensor,
+    W1: Weight,
+    W2: Weight,
     *,
     ids: Tensor | None = None,
-    W1_up: Tensor | None = None,
+    W1_up: Weight | None = None,
     b1: Tensor | None = None,
     b1_up: Tensor | None = None,
     b2: Tensor | None = None,
@@ -103,7 +104,8 @@ def moe(
         logits_or_scores: with `K` the router's logits, with `ids` the scores of the chosen experts.
             The gradient goes to this tensor. float32, bfloat16 or float16.
         W1: the experts' first weights, gate and up rows. See `gate_layout`.
-        W2: the experts' second weights.
+        W2: the experts' second weights. W1 and W2 may each be a `QuantizedExperts`, which is
+            dequantised in forward and again in backward, and has no gradient.
         ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
         W1_up, b1_up: the up rows and their biases, if `gate_layout` is "split".
         b1, b2: biases of the first and the second GEMM.
@@ -115,8 +117,8 @@ def moe(
             the engine runs the edge to that weight: autograd.grad(out, x) does not. Under
             torch.compile and compiled autograd every walk writes.
         lora: low-rank adapters of the weights. They are packed once in a call, for forward and
-            backward. Weights that require no gradient have none computed. Not together with
-            weight_grad_out.
+            backward. Weights that require no gradient have none computed. Neither adapters nor
+            quantised weights go together with weight_grad_out.
         return_aux: also return the counts of the routing.
 
     Shape:
@@ -156,15 +158,15 @@ def moe(
 
 
 @overload
-def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
+def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Weight, W2: Weight,
                 *, return_aux: Literal[False] = False,
                 **options: Unpack[_OfPairs]) -> Tensor: ...  # fmt: skip
 @overload
-def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
+def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Weight, W2: Weight,
                 *, return_aux: Literal[True],
                 **options: Unpack[_OfPairs]) -> tuple[Tensor, Aux]: ...  # fmt: skip
 @overload
-def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Tensor, W2: Tensor,
+def moe_general(x: Tensor, tokens: Tensor, experts: Tensor, scores: Tensor, W1: Weight, W2: Weight,
                 *, return_aux: bool,
                 **options: Unpack[_OfPairs]) -> Tensor | tuple[Tensor, Aux]: ...  # fmt: skip
 @_moe_general.shows
@@ -173,10 +175,10 @@ def moe_general(
     tokens: Tensor,
     experts: Tensor,
     scores: Tensor,
-    W1: Tensor,
-    W2: Tensor,
+    W1: Weight,
+    W2: Weight,
     *,
-    W1_up: Tensor | None = None,
+    W1_up: Weight | None = None,
     b1: Tensor | None = None,
     b1_up: Tensor | None = None,
     b2: Tensor | None = None,
@@ -231,11 +233,11 @@ def moe_general(
 def grouped_experts(
     rows: Tensor,
     counts: Tensor,
-    W1: Tensor,
-    W2: Tensor,
+    W1: Weight,
+    W2: Weight,
     *,
     row_scores: Tensor | None = None,
-    W1_up: Tensor | None = None,
+    W1_up: Weight | None = None,
     b1: Tensor | None = None,
     b1_up: Tensor | None = None,
     b2: Tensor | None = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _library
-from ._layout import FACTORS, WIDTH_MULTIPLE, w1_rows
+from ._layout import FACTORS, RANKS, SCALES, WIDTH_MULTIPLE, w1_rows
 from ._shapes import shape_text
 from .options import At
 
@@ -48,6 +48,10 @@ class Factors(NamedTuple):
     tensors: list[Tensor | None]  # FACTORS, padded
     ranks: list[int]  # of A1, A1_up, A2
     scales: list[float]
+
+
+def no_factors() -> Factors:
+    return Factors([None] * len(FACTORS), [0] * len(RANKS), [1.0] * len(SCALES))
 
 
 def factors_of(lora: Any, x: Tensor, weights: list[Tensor | None], numbers: list[int]) -> Factors:

@@ -392,6 +392,8 @@ class MoE(nn.Module):
             return None  # replaced by another module
         if self.experts.lora_scale is not None:
             return None  # moe_tokens takes no adapters
+        if self.experts.is_quantized:
+            return None  # and no quantised weights
         return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
     def _decode(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:

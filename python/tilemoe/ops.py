@@ -162,7 +162,7 @@ def empty_workspace(saved):
     """Memory that is sufficient for each of these parts."""
     X, H, weights, numbers = saved.X, saved.H, saved.weights, saved.numbers
     E, d, n = weights[WEIGHTS.index("W2")].shape
-    *_, of_backward, _ = _ops.layer_bytes(X, [X.shape[0], E, d, n, H.shape[0]], numbers)
+    *_, of_backward, _ = _ops.layer_bytes(X, [X.shape[0], E, d, n, H.shape[0]], numbers, [])
     return X.new_empty(of_backward, dtype=torch.uint8)
 
 
@@ -308,7 +308,7 @@ _BACKWARDS = ("top_k_backward", "experts_backward", "experts_lora_backward", "ro
               "router_losses_backward")  # fmt: skip
 for _name in _BACKWARDS:
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
-_OF_LORA = ("pack_lora", "experts_lora_backward_over_H")
+_OF_LORA = ("pack_lora", "experts_lora_backward_over_H", "dequantize")
 _INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H", *_PARTS, "sum_rows")
 for _name in (*_ROUTES, *_OF_LORA, *_INTO_MEMORY):
     _refuse_tangents_alone(_name)

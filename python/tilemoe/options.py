@@ -141,6 +141,14 @@ class Options:
         pack="numbers",
         check=_checks.blocks,
     )
+    weight_blocks: int = option(
+        1,
+        """dequantise quantised weights in this many blocks of experts, each used before the next
+        one: the 16-bit copy of one block exists at a time, for a little more time. The bits are the
+        same.""",
+        pack="numbers",
+        check=_checks.blocks,
+    )
     overwrite_H: bool | None = option(
         None,
         """whether backward writes dH, its largest intermediate, over H, the largest tensor that
@@ -285,6 +293,7 @@ class OfTopK(_Choice, total=False):
 
 class _Blocks(TypedDict, total=False):
     column_blocks: int
+    weight_blocks: int
     overwrite_H: bool | None
 
 

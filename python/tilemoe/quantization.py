@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _library
+from . import _library, ops
 from ._formats import (
     DEQUANTIZE,
     FORMATS,
@@ -19,6 +19,7 @@ from ._formats import (
     SCALES_BLOCK,
     Arrays,
     Format,
+    empty,
     nf4_map,
     shapes_of,
     why_not,
@@ -104,7 +105,7 @@ class QuantizedExperts(NamedTuple):
         arrays = self.arrays._asdict().items()
         return self._replace(
             **{field: None if array is None else function(array) for field, array in arrays}
-        )
+        )  # type: ignore[arg-type]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the weight (E, out, in): each value in float32, rounded once to `dtype`.
@@ -117,8 +118,14 @@ class QuantizedExperts(NamedTuple):
         """
         self.check("the weight")
         dtype = _dtype_of(self.dtype if dtype is None else dtype)
-        out = torch.empty(self.stored_shape, dtype=dtype, device=self.device)
-        DEQUANTIZE[self.format](self.arrays, out)
+        if dtype == torch.float32 and self.codes.is_cuda:  # the library has float32 on the CPU only
+            out = torch.empty(self.stored_shape, dtype=dtype, device=self.device)
+            DEQUANTIZE[self.format](self.arrays, out)
+        else:
+            _library.require_device(self.codes, "the weight's codes")
+            number = FORMATS.index(self.format) + 1
+            args = list(self.arrays), number, list(self.stored_shape), dtype
+            out = ops.call_undifferentiated(_library.operators.dequantize.default, *args)
         return out.mT if self.transposed else out
 
     def check(self, name: str) -> None:
@@ -163,6 +170,13 @@ class QuantizedExperts(NamedTuple):
             made[f"{name}.{_NF4_STATE}"] = _packed_json(self._nf4_state())
         return made
 
+    def names(self, name: str) -> list[str]:
+        """Return the names in `state_dict`, without its tensors."""
+        made = [name + end for end in _SUFFIXES[self.format].values()]
+        if self.format.startswith("nf4"):
+            made += [f"{name}.quant_map", f"{name}.{_NF4_STATE}"]
+        return made
+
     def _nf4_state(self) -> dict[str, Any]:
         """What bitsandbytes stores in JSON, in its order."""
         state: dict[str, Any] = {
@@ -172,7 +186,7 @@ class QuantizedExperts(NamedTuple):
         if self.scale_offset is not None:
             state["nested_blocksize"] = SCALES_BLOCK
             state["nested_dtype"] = _name_of(torch.float32)
-            state["nested_offset"] = self.scale_offset.item()
+            state["nested_offset"] = 0.0 if self.codes.is_meta else self.scale_offset.item()
         return state
 
     @staticmethod
@@ -186,7 +200,8 @@ class QuantizedExperts(NamedTuple):
         """Make the weight of a checkpoint's tensors; the names give the format.
 
         Args:
-            tensors: a checkpoint's tensors, whose memory is used as it is.
+            tensors: a checkpoint's tensors. Their memory is used as it is; codes that do not lie
+                on 16 bytes, as in a memory-mapped file, are copied.
             name: of the parameter, see `state_dict`.
             transposed: the tensors are those of (E, in, out), of an older gpt-oss module for
                 instance.
@@ -215,6 +230,8 @@ class QuantizedExperts(NamedTuple):
             )
         E, rows, columns = stored
         shape = (E, columns, rows) if transposed else (E, rows, columns)
+        if not arrays["codes"].is_meta and arrays["codes"].data_ptr() % 16:
+            arrays["codes"] = arrays["codes"].clone()
         every: dict[str, Any] = {field: arrays.get(field) for field in Arrays._fields}
         made = QuantizedExperts(format, shape, transposed, **every, dtype=_dtype_of(dtype))
         made.check(name)
@@ -269,7 +286,7 @@ def quantize_experts(
     wrong = why_not(format, *stored.shape)
     if wrong is not None:
         raise ValueError(f"tilemoe: W cannot be {format}: {wrong}")
-    arrays = QUANTIZE[format](stored)
+    arrays = empty(format, stored) if W.is_meta else QUANTIZE[format](stored)
     dtype = _dtype_of(W.dtype if dtype is None else dtype)
     return QuantizedExperts(format, (E, out, width), transposed, *arrays, dtype)
 

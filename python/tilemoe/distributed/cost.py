@@ -206,7 +206,7 @@ def plan(
     numbers = [*rule_of(TOP_K, width, SCORES_GIVEN), *how.numbers[len(RULE) :]]
     like = torch.empty(0, dtype=dtype, device=device)
     routing, H, of_forward, of_backward, of_dW1 = _library.operators.layer_bytes(
-        like, [tokens, E_local, d, n, C], numbers
+        like, [tokens, E_local, d, n, C], numbers, []
     )
 
     rows, own = tokens * d * size, T * d * size  # of what came; of this rank

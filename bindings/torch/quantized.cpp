@@ -1,0 +1,161 @@
+// Quantised weights in the operators' calls, and the operator that dequantises one.
+#include "quantized.h"
+
+#include <array>
+#include <string>
+
+#include "core/formats.h"
+#include "operators.h"
+
+namespace tilemoe_torch {
+namespace {
+
+// A weight in the order of its codes.
+struct Values {
+  int64_t E, R, C;
+};
+
+struct Expected {
+  const char* field;
+  int64_t elements;  // 0: the format has no such array
+  int64_t element_size;
+};
+using ExpectedArrays = std::array<Expected, kArrays>;
+
+int64_t blocks_of(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
+
+ExpectedArrays expected(int64_t format, const Values& values) {
+  const auto& [E, R, C] = values;
+  const int64_t count = E * R * C, nf4_blocks = count / tilemoe::kNf4Block;
+  const auto arrays = [](int64_t codes, int64_t scales, int64_t scale_size, int64_t map = 0,
+                         int64_t of_scales = 0, int64_t offset = 0) {
+    return ExpectedArrays{{{kArrayNames[0], codes, 1},
+                           {kArrayNames[1], scales, scale_size},
+                           {kArrayNames[2], map, 4},
+                           {kArrayNames[3], of_scales, 4},
+                           {kArrayNames[4], offset, 4}}};
+  };
+  switch (format) {
+    case TILEMOE_FORMAT_FP8:
+      return arrays(count, E * blocks_of(R, tilemoe::kFp8Tile) * blocks_of(C, tilemoe::kFp8Tile),
+                    4);
+    case TILEMOE_FORMAT_MXFP4: return arrays(count / 2, count / tilemoe::kMxfp4Block, 1);
+    case TILEMOE_FORMAT_NF4: return arrays(count / 2, nf4_blocks, 4);
+    case TILEMOE_FORMAT_NF4_DOUBLE:
+      return arrays(count / 2, nf4_blocks, 1, 256, blocks_of(nf4_blocks, tilemoe::kNf4NestedBlock),
+                    1);
+    case TILEMOE_FORMAT_NVFP4: return arrays(count / 2, count / tilemoe::kNvfp4Block, 1, 0, E);
+    default: refuse("format is " + std::to_string(format) + ", which is none of tilemoe_format");
+  }
+}
+
+// The view of one weight's arrays, which begin at `arrays`.
+tilemoe_quantized view_of(const std::string& name, const MaybeTensor* arrays, int64_t format,
+                          int64_t transposed, const Values& values) {
+  const void* data[kArrays] = {};
+  const ExpectedArrays all = expected(format, values);
+  for (size_t i = 0; i < kArrays; ++i) {
+    const auto& [field, elements, element_size] = all[i];
+    const MaybeTensor& array = arrays[i];
+    if (array.has_value() != (elements > 0))
+      refuse(name + "." + field + " is " + (array ? "given" : "absent") + ", expected " +
+             (elements > 0 ? "an array" : "none") + " of the format " +
+             tilemoe_format_name(static_cast<tilemoe_format>(format)));
+    if (!array) continue;
+    if (array->numel() != elements || static_cast<int64_t>(array->element_size()) != element_size ||
+        !array->is_contiguous())
+      refuse(name + "." + field + " has shape " + describe_shape(*array) + ", expected " +
+             std::to_string(elements) + " contiguous elements of " + std::to_string(element_size) +
+             " bytes: the format is " + tilemoe_format_name(static_cast<tilemoe_format>(format)));
+    data[i] = array->data_ptr();
+  }
+  tilemoe_quantized view{};
+  view.format = narrowed<tilemoe_format>("format", format);
+  view.transposed = narrowed<int32_t>("transposed", transposed);
+  view.codes = data[0], view.scales = data[1];
+  view.scale_map = static_cast<const float*>(data[2]);
+  view.scale_of_scales = static_cast<const float*>(data[3]);
+  view.scale_offset = static_cast<const float*>(data[4]);
+  return view;
+}
+
+Values values_of(const Tensor& weight, bool is_transposed) {
+  const int64_t E = weight.size(0), rows = weight.size(1), columns = weight.size(2);
+  return is_transposed ? Values{E, columns, rows} : Values{E, rows, columns};
+}
+
+}  // namespace
+
+Quantized::Quantized(const std::vector<int64_t>& list) {
+  if (list.empty()) return;
+  const auto formats = unpack<Formats>("formats", list);
+  formats_[kW1] = {formats.W1, formats.W1_transposed};
+  formats_[kW1Up] = {formats.W1_up, formats.W1_up_transposed};
+  formats_[kW2] = {formats.W2, formats.W2_transposed};
+}
+
+Quantized::Quantized(const Tensors& arrays, const std::vector<int64_t>& formats)
+    : Quantized(formats) {
+  arrays_ = arrays;
+  const size_t count = exist() ? std::size(kQuantizedNames) : 0;
+  if (arrays.size() != count) refuse_length("quantized", arrays.size(), count);
+}
+
+void Quantized::set_formats(tilemoe_experts& experts) const {
+  experts.format_1 = narrowed<tilemoe_format>("formats.W1", formats_[kW1].format);
+  experts.format_2 = narrowed<tilemoe_format>("formats.W2", formats_[kW2].format);
+}
+
+tilemoe_quantized_weights Quantized::view(const Tensors& weights) const {
+  tilemoe_quantized_weights made{};
+  made.struct_size = sizeof made;
+  for (const auto& [place, field] : {std::pair(kW1, &tilemoe_quantized_weights::W1),
+                                     std::pair(kW1Up, &tilemoe_quantized_weights::W1_up),
+                                     std::pair(kW2, &tilemoe_quantized_weights::W2)}) {
+    if (!of(place)) continue;
+    if (!weights[place]) refuse(std::string(kWeightNames[place]) + " is absent");
+    check_dims(kWeightNames[place], *weights[place], 3, "three dimensions");
+    const auto& [format, transposed] = formats_[place];
+    made.*field = view_of(kWeightNames[place], &arrays_[place * kArrays], format, transposed,
+                          values_of(*weights[place], transposed != 0));
+  }
+  return made;
+}
+
+tilemoe_weights Quantized::with_strides(tilemoe_weights weights, const Tensors& shapes) const {
+  for (const auto& [place, field] :
+       {std::pair(kW1, &tilemoe_weights::W1), std::pair(kW1Up, &tilemoe_weights::W1_up),
+        std::pair(kW2, &tilemoe_weights::W2)}) {
+    if (!of(place) || !shapes[place]) continue;
+    const Tensor& weight = *shapes[place];
+    const int64_t rows = weight.size(1), columns = weight.size(2);
+    const bool is_transposed = formats_[place].transposed != 0;
+    tilemoe_tensor& view = weights.*field;
+    view.ndim = 3;
+    view.dtype = TILEMOE_BFLOAT16;  // of no importance: only the strides are read
+    view.shape[0] = weight.size(0), view.shape[1] = rows, view.shape[2] = columns;
+    view.stride[0] = rows * columns;
+    view.stride[1] = is_transposed ? 1 : columns, view.stride[2] = is_transposed ? rows : 1;
+  }
+  return weights;
+}
+
+Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,
+                  ScalarType dtype) {
+  const Call call({{"arrays", kArrayNames, arrays}});
+  if (shape.size() != 3) refuse_length("shape", shape.size(), 3);
+  const Values values{shape[0], shape[1], shape[2]};
+  const Tensor out = call.empty({values.E, values.R, values.C}, dtype);
+  tilemoe_dequantize_args args{};
+  args.struct_size = sizeof args;
+  args.device = call.device();
+  args.weight = view_of("arrays", arrays.data(), format, 0, values);
+  args.out = call.view("out", out);
+  args.stream = call.stream();
+  check(tilemoe_dequantize(&args));
+  return out;
+}
+
+}  // namespace tilemoe_torch

@@ -1,0 +1,157 @@
+"""`quantize_`: modules whose experts have quantised weights, with the state dicts of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _library
+from ._formats import Format
+from .quantization import QuantizedExperts, quantize_experts
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _as_bytes(array: Tensor | None) -> Tensor | None:
+    """An array of float8 as uint8: torch 2.11 cannot unpickle float8."""
+    if array is None or array.dtype != torch.float8_e4m3fn:
+        return array
+    return array.view(torch.uint8)
+
+
+class QuantizedWeight(nn.Module):
+    """A `QuantizedExperts` in the place of a parameter: its arrays are buffers, so it moves, copies
+    and pickles with its module. A dtype does not change it: `module.to(torch.bfloat16)` casts
+    neither codes nor scales.
+
+    The module that has it saves and loads it under the checkpoint's names if `attach` put it there.
+    """
+
+    def __init__(self, weight: QuantizedExperts) -> None:
+        super().__init__()
+        self.format, self.shape, self.transposed = weight.format, weight.shape, weight.transposed
+        self.dtype = weight.dtype
+        for field, array in weight.arrays._asdict().items():
+            self.register_buffer(field, _as_bytes(array))
+
+    def value(self) -> QuantizedExperts:
+        codes, scales = self.codes, self.scales
+        if self.format == "fp8":
+            codes = codes.view(torch.float8_e4m3fn)
+        elif self.format == "nvfp4":
+            scales = scales.view(torch.float8_e4m3fn)
+        arrays = codes, scales, self.scale_map, self.scale_of_scales, self.scale_offset
+        return QuantizedExperts(
+            self.format, self.shape, self.transposed, *arrays, self.dtype  # type: ignore[arg-type]
+        )
+
+    def forward(self) -> QuantizedExperts:
+        return self.value()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
+        # Seen as bytes, which fn moves but does not cast.
+        for name, array in self._buffers.items():
+            if array is not None:
+                self._buffers[name] = fn(array.view(torch.uint8)).view(array.dtype)
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination.update(self.value().state_dict(prefix.removesuffix(".")))
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        pass  # _load does it
+
+    def take(self, weight: QuantizedExperts, assign: bool) -> None:
+        """Copy the arrays of a weight of the same format and shape, or keep them themselves."""
+        own = self.value()
+        if (weight.format, weight.shape, weight.transposed) != own[:3]:
+            raise ValueError(f"it is {weight!r}, expected {own!r}")
+        for name, array in weight.arrays._asdict().items():
+            array = _as_bytes(array)
+            if array is not None and assign:
+                self._buffers[name] = array
+            elif array is not None:
+                getattr(self, name).copy_(array)
+
+    def extra_repr(self) -> str:
+        return repr(self.value())
+
+
+def attach(module: nn.Module, name: str, weight: QuantizedExperts) -> None:
+    """Put a quantised weight in the place of the module's parameter `name`."""
+    if not any(isinstance(child, QuantizedWeight) for child in module.children()):
+        module.register_load_state_dict_pre_hook(_load)
+    delattr(module, name)
+    module.add_module(name, QuantizedWeight(weight))
+
+
+def _load(
+    module: nn.Module,
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Take the tensors of the module's quantised weights out of the state dict."""
+    for child_name, child in module.named_children():
+        if not isinstance(child, QuantizedWeight):
+            continue
+        name = prefix + child_name
+        names = child.value().names(name)
+        found = {key: state_dict.pop(key) for key in {name, *names} & state_dict.keys()}
+        try:
+            if name in found and found[name].dtype in _DTYPES:  # of 16 bits: quantised here
+                given = found[name].to(child.codes.device)
+                weight = quantize_experts(
+                    given, child.format, transposed=child.transposed, dtype=child.dtype
+                )
+            elif missing := [key for key in names if key not in found]:
+                missing_keys += missing
+                continue
+            else:
+                how = dict(transposed=child.transposed, dtype=child.dtype)
+                weight = QuantizedExperts.from_state_dict(found, name, **how)
+            child.take(weight, metadata.get("assign_to_params_buffers", False))
+        except ValueError as error:
+            error_msgs.append(f"{name}: {error}")
+
+
+def quantize_(module: nn.Module, format: Format) -> nn.Module:
+    """Quantise the weights of the experts in a module, in place, one after another.
+
+    The parameters `gate_up_proj` or `up_proj`, and `down_proj`, of each `Experts` are replaced by
+    buffers. Biases, adapters and all other modules stay. State dicts have the checkpoint's names of
+    the format (`QuantizedExperts.state_dict`); load_state_dict also takes 16-bit weights, and
+    quantises them. On the device "meta" nothing is computed: load a checkpoint with assign=True.
+
+    Args:
+        module: a `MoE`, or a module that contains some.
+        format: as in `quantize_experts`.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: the module has no experts of tilemoe, or quantised ones, or a size does not fit.
+        NotImplementedError: the experts are spread over ranks by expert_mesh.
+
+    Example:
+        >>> layer = tilemoe.quantize_(tilemoe.MoE(64, 32, 8, 2, lora_rank=8), "nf4")
+        >>> layer(torch.randn(3, 64)).shape
+        torch.Size([3, 64])
+    """
+    from .experts import Experts
+
+    parts = [part for part in module.modules() if isinstance(part, Experts)]
+    if not parts:
+        kind = _library.class_of(module)
+        raise ValueError(f"tilemoe: the {kind} has no experts of tilemoe, such as those of an MoE")
+    for part in parts:
+        part.quantize_(format)
+    return module
