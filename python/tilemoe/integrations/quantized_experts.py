@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library
-from .._formats import Arrays, Format, shapes_of, why_not
+from .._formats import Arrays, Format
 from ..quantization import QuantizedExperts, quantize_experts
 
 _ATTRIBUTE = "_tilemoe_quantized"  # {weight: (format, shape, transposed, dtype, arrays' dtypes)}
@@ -135,19 +135,10 @@ def get(experts: nn.Module, weight: str) -> QuantizedExperts | None:
 
 
 def quantize(experts: nn.Module, weight: str, W: Tensor, format: Format) -> None:
-    """Put the quantised form of W, which is as the module stores it. On meta only its shapes."""
+    """Put the quantised form of W, which is as the module stores it."""
     in_order = W.mT if experts.is_transposed else W  # (E, out, in)
     transposed = is_stored_transposed(experts, format)
-    if W.device.type != "meta":
-        put(experts, weight, quantize_experts(in_order, format, transposed=transposed))
-        return
-    E, out, width = in_order.shape
-    stored = (E, width, out) if transposed else (E, out, width)
-    if wrong := why_not(format, *stored):
-        raise ValueError(f"tilemoe: {weight} cannot be {format}: {wrong}")
-    shapes = shapes_of(format, *stored).items()
-    arrays = Arrays(**{field: W.new_empty(of, dtype=dtype) for field, (of, dtype) in shapes})
-    put(experts, weight, QuantizedExperts(format, (E, out, width), transposed, *arrays, W.dtype))
+    put(experts, weight, quantize_experts(in_order, format, transposed=transposed))
 
 
 def is_stored_transposed(experts: nn.Module, format: Format) -> bool:
@@ -198,19 +189,15 @@ def _load(
     for weight in names(experts):
         own, name = get(experts, weight), prefix + weight
         assert own is not None
-        expected = own.state_dict(name)
+        expected, new = own.names(name), own
         found = {key: state_dict.pop(key) for key in expected if key in state_dict}
         state_dict[name] = experts._parameters[weight]
-        absent = [key for key in expected if key not in found]
-        if absent:
-            missing += absent
-            new = own
-        else:
+        missing += [key for key in expected if key not in found]
+        if len(found) == len(expected):
             try:
                 new = QuantizedExperts.from_state_dict(found, name, transposed=own.transposed)
             except ValueError as error:
                 errors.append(str(error))
-                new = own
         for field, array in zip(Arrays._fields, new.arrays, strict=True):
             if array is not None:
                 state_dict[prefix + _buffer(weight, field)] = array.contiguous().view(torch.uint8)

@@ -164,10 +164,6 @@ def _weight(experts: torch.nn.Module, name: str) -> torch.Tensor | QuantizedExpe
     """A weight as (E, out, in)."""
     quantized = quantized_experts.get(experts, name)
     if quantized is not None:
-        return _computable(quantized)
+        return quantized
     W = getattr(experts, name)
     return W.mT if experts.is_transposed else W  # (E, in, out) -> (E, out, in): a view
-
-
-def _computable(quantized: QuantizedExperts) -> torch.Tensor | QuantizedExperts:
-    return quantized.dequantize()
