@@ -43,7 +43,7 @@ def operands(weights: list[Any], x: Tensor) -> Operands:
         weight = weights[place]
         if type(weight) is QuantizedExperts:
             shapes[place] = x.new_empty(()).expand(weight.shape)
-            arrays += weight.arrays
+            arrays += [*weight.arrays]
             formats.append(FORMATS.index(weight.format) + 1)
             transposed.append(int(weight.transposed))
         else:

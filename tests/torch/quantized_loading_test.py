@@ -12,6 +12,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 from safetensors.torch import load_file
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+from transformers.integrations.moe import use_experts_implementation
 
 import tilemoe.transformers
 from checks import refused, same_bits
@@ -164,6 +166,19 @@ def test_a_model_is_quantised_in_place(checkpoint):
     tilemoe.transformers.quantize(shapes, "nf4")
     sizes = lambda m: {name: (b.shape, b.dtype) for name, b in m.named_buffers()}
     assert sizes(shapes) == sizes(model)
+
+
+def test_fp8_experts_of_transformers(checkpoint):
+    """Those of a model that transformers loads in FP8, which it does on a GPU only."""
+    model = load(checkpoint("qwen3_moe", "fp8"))
+    (experts, *_), config = experts_of(model), model.config
+    make = use_experts_implementation(experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)
+    theirs = make(FP8Experts)(config, block_size=(128, 128))
+    theirs.load_state_dict(experts.state_dict())
+    assert tilemoe.transformers.prepare(theirs)[""] == tilemoe.transformers.prepare(experts)[""]
+    x = torch.randn(5, config.hidden_size, dtype=torch.bfloat16)
+    ids, scores = torch.randint(config.num_experts, (5, 2)), torch.rand(5, 2)
+    assert torch.equal(theirs(x, ids, scores), experts(x, ids, scores))
 
 
 def test_other_layers_of_a_model(checkpoint):

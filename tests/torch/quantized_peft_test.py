@@ -155,3 +155,18 @@ def test_what_is_refused(base):
     model.base_model.model.set_experts_implementation("grouped_mm")
     sentence = "is quantised, cannot be computed: its experts_implementation is 'grouped_mm'"
     refused(NotImplementedError, sentence, logits, model)
+
+
+def test_compile_into_one_graph(base):
+    model = adapted(base("mxfp4"))
+
+    def run(called):
+        model.zero_grad()
+        called(input_ids=tokens(), labels=tokens()).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    want = run(model)  # finds the experts' form
+    torch._dynamo.reset()
+    got = run(torch.compile(model, backend="aot_eager", fullgraph=True))
+    assert len(want) == 8
+    same_bits(got, want)

@@ -16,7 +16,8 @@ from .._formats import Arrays, Format
 from ..quantization import QuantizedExperts, quantize_experts
 
 _ATTRIBUTE = "_tilemoe_quantized"  # {weight: (format, shape, transposed, dtype, arrays' dtypes)}
-_LOADED = "_blocks", "_scales", "_scale_inv"  # of attributes that a checkpoint is loaded into
+_FP8_SCALES = "_scale_inv"
+_LOADED = "_blocks", "_scales", _FP8_SCALES  # of attributes that a checkpoint is loaded into
 _ALIGNMENT = 16  # bytes, of arrays that kernels read
 _aten = torch.ops.aten
 
@@ -113,15 +114,15 @@ def put(experts: nn.Module, weight: str, quantized: QuantizedExperts) -> None:
 
 
 def get(experts: nn.Module, weight: str) -> QuantizedExperts | None:
-    """The module's quantised weight; None if it is not quantised.
+    """The module's quantised weight, or that of transformers' FP8Experts; None if it is in 16 bits.
 
     Raises:
         ValueError: the weight should be trained."""
     known = getattr(experts, _ATTRIBUTE, None)
     if known is None or weight not in known:
-        return None
+        return _of_transformers(experts, weight)
     format, shape, transposed, dtype, dtypes = known[weight]
-    own = experts._parameters.get(weight)
+    own = None if torch.compiler.is_compiling() else experts._parameters.get(weight)
     if own is not None and own.requires_grad:
         raise ValueError(
             f"tilemoe: {weight} of {_library.class_of(experts)} requires a gradient, but it is "
@@ -132,6 +133,21 @@ def get(experts: nn.Module, weight: str) -> QuantizedExperts | None:
         for field, of in zip(Arrays._fields, dtypes, strict=True)
     ]
     return QuantizedExperts(format, shape, transposed, *arrays, dtype)  # type: ignore[arg-type]
+
+
+def fp8_of_transformers(experts: nn.Module) -> set[str]:
+    """The names of the parameters of transformers' FP8Experts; none of another module."""
+    scaled = [name for name in weights_of(experts) if name + _FP8_SCALES in experts._parameters]
+    return {name + ending for name in scaled for ending in ("", _FP8_SCALES)}
+
+
+def _of_transformers(experts: nn.Module, weight: str) -> QuantizedExperts | None:
+    """The same of FP8Experts, whose parameters are the codes and the scales."""
+    codes, scales = (experts._parameters.get(weight + ending) for ending in ("", _FP8_SCALES))
+    if codes is None or scales is None:
+        return None
+    tensors = {weight: codes, weight + _FP8_SCALES: scales}
+    return QuantizedExperts.from_state_dict(tensors, weight)
 
 
 def quantize(experts: nn.Module, weight: str, W: Tensor, format: Format) -> None:

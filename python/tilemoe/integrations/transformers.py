@@ -38,7 +38,10 @@ def register(name: str = "tilemoe") -> None:
             "tilemoe.transformers needs transformers 5.17 or newer, but transformers is "
             + transformers.__version__
         )
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+
     ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+    ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # of FP8Experts
     from . import quantized_loading
 
     quantized_loading.register()
@@ -95,10 +98,10 @@ def _why_none(model: torch.nn.Module) -> str:
         cls, last = type(module).__qualname__, name.rpartition(".")[2]
         if "Experts" not in cls and last != "experts":
             continue
-        reason = "is not decorated with transformers.integrations.use_experts_implementation"
-        if cls.startswith("FP8"):
-            reason = "has implementations of its own, which TileMoE does not replace"
-        return f"{why}{name or 'it'} is a {cls}, which {reason}"
+        return (
+            f"{why}{name or 'it'} is a {cls}, which is not decorated with "
+            "transformers.integrations.use_experts_implementation"
+        )
     return why + "it has no experts module"
 
 
@@ -139,7 +142,7 @@ def computed(
     b1, b2 = None, None
     if experts.has_bias:
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
-    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
+    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantised model
         b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
     lora = lora_of(experts, first, W1, W2, same_batch)
     if lora is not None:
