@@ -231,6 +231,14 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
                              [](auto& p, auto* saved) { p.args().saved = saved; });
   expect_checked<Pass<false>>(
       "part", pass.part, [](auto& p, auto* part) { p.args().part = part; }, false);
+  auto quantized = sized<tilemoe_quantized_weights>();
+  quantized.W2.format = TILEMOE_FORMAT_FP8;
+  const auto set_quantized = [](auto& p, auto* all) {
+    p.experts.format_2 = TILEMOE_FORMAT_FP8;
+    p.args().quantized = all;
+  };
+  expect_checked<Pass<false>>("quantized", quantized, set_quantized);
+  expect_checked<Pass<true>>("quantized", quantized, set_quantized);
   expect_checked<Pass<true>>(
       "weights", pass.dweights, [](auto& p, auto* all) { p.args().dweights = all; }, false);
   // An absent struct is not read: the query's own pointer is checked before its fields.

@@ -34,7 +34,10 @@ Experts Case::experts(Device device) const {
           .up_shift = up_shift,
           .column_blocks = column_blocks,
           .rank_1 = lora.rank_1(),
-          .rank_2 = lora.rank_2()};
+          .rank_2 = lora.rank_2(),
+          .format_1 = format_1,
+          .format_2 = format_2,
+          .weight_blocks = weight_blocks};
 }
 
 }  // namespace tilemoe::verify

@@ -58,6 +58,8 @@ struct Case {
   bool W1_transposed = false, W2_transposed = false;
   bool biases = false;
   Adapters lora = {};
+  Format format_1 = Format::kNone, format_2 = Format::kNone;  // of W1 and W1_up, and of W2
+  int32_t weight_blocks = 0;
   bool padded = false;  // gaps between rows and experts: strides larger than dense ones
 
   RoutingKind routing = RoutingKind::kTopK;

@@ -7,6 +7,7 @@
 
 #include "number.h"
 #include "random.h"
+#include "weights.h"
 
 namespace tilemoe::verify {
 namespace {
@@ -36,7 +37,10 @@ enum Stream : uint64_t {
   kDA1,
   kDB1Factor,
   kDA2,
-  kDB2Factor
+  kDB2Factor,
+  kQuantizedW1,
+  kQuantizedW1Up,
+  kQuantizedW2
 };
 
 // The values of a tensor: normal, or whole numbers, one in `sparsity` of them drawn, the rest 0.
@@ -85,6 +89,34 @@ class Generator {
     values.b1 = tensor(stream[2], E * h, dtype, {.deviation = bias, .largest_integer = 2});
     values.b2 = tensor(stream[3], E * d, dtype, {.deviation = bias, .largest_integer = 2});
     return values;
+  }
+
+  // Replaces the weights that are quantised, and returns their arrays.
+  QuantizedValues quantize(ExpertValues& weights, double W1, double W2) const {
+    const int64_t d = case_.d, n = case_.n, h = case_.h_width();
+    QuantizedValues quantized;
+    if (case_.format_1 != Format::kNone) {
+      const bool split = case_.gate_layout == GateLayout::kSplit;
+      const int64_t rows = split ? n : h;
+      quantized.W1 = arrays(kQuantizedW1, case_.format_1, rows, d, case_.W1_transposed, W1);
+      if (split)
+        quantized.W1_up = arrays(kQuantizedW1Up, case_.format_1, n, d, case_.W1_transposed, W1);
+      const std::vector<float> main = rounded(quantized.W1, case_.W1_transposed);
+      const std::vector<float> up =
+          split ? rounded(quantized.W1_up, case_.W1_transposed) : std::vector<float>();
+      for (int64_t e = 0; e < case_.E; ++e)
+        for (int64_t row = 0; row < h; ++row) {
+          const RowPlace place = place_of(case_, row);
+          const std::vector<float>& from = place.in_up ? up : main;
+          std::copy_n(from.begin() + (e * rows + place.row) * d, d,
+                      weights.W1.begin() + (e * h + row) * d);
+        }
+    }
+    if (case_.format_2 != Format::kNone) {
+      quantized.W2 = arrays(kQuantizedW2, case_.format_2, d, n, case_.W2_transposed, W2);
+      weights.W2 = rounded(quantized.W2, case_.W2_transposed);
+    }
+    return quantized;
   }
 
   // `scale`: of the deviations that keep P, and P times B, as large as the rows they come from.
@@ -149,6 +181,30 @@ class Generator {
   }
 
  private:
+  // The arrays of a weight (E, rows, columns).
+  QuantizedArrays arrays(Stream stream, Format format, int64_t rows, int64_t columns,
+                         bool transposed, double deviation) const {
+    Random random(seed_, stream);
+    const int64_t R = transposed ? columns : rows, C = transposed ? rows : columns;
+    if (case_.data != Data::kIntegers)
+      return random_arrays(format, case_.E, R, C, deviation, random);
+    return whole_arrays(format, case_.E, R, C, std::max<int64_t>(1, columns / 32), random);
+  }
+
+  // The values (E, rows, columns) in the case's dtype.
+  std::vector<float> rounded(const QuantizedArrays& arrays, bool transposed) const {
+    const std::vector<float> stored = values_of(arrays);
+    std::vector<float> values(stored.size());
+    const int64_t R = arrays.R, C = arrays.C;
+    for (int64_t i = 0; i < static_cast<int64_t>(stored.size()); ++i) {
+      const int64_t e = i / (R * C), row = i / C % R, column = i % C;
+      const int64_t to = transposed ? (e * C + column) * R + row : i;
+      values[static_cast<size_t>(to)] =
+          static_cast<float>(round_to(case_.dtype, double{stored[static_cast<size_t>(i)]}));
+    }
+    return values;
+  }
+
   double draw(Random& random, DType dtype, Distribution distribution) const {
     if (case_.data != Data::kIntegers)
       return round_to(dtype, distribution.deviation * random.normal());
@@ -218,8 +274,9 @@ Inputs make_inputs(const Case& test_case, uint64_t seed) {
     inputs.O_addend = make.rows(kOAddend, {.deviation = 1, .largest_integer = 2});
     inputs.dX_addend = make.rows(kDXAddend, {.deviation = 1, .largest_integer = 2});
   }
-  inputs.weights = make.experts(test_case.dtype, bench ? 0.02 : fan_in(test_case.d),
-                                bench ? 0.02 : fan_in(test_case.n), 0.5, {kW1, kW2, kB1, kB2});
+  const double W1 = bench ? 0.02 : fan_in(test_case.d), W2 = bench ? 0.02 : fan_in(test_case.n);
+  inputs.weights = make.experts(test_case.dtype, W1, W2, 0.5, {kW1, kW2, kB1, kB2});
+  inputs.quantized = make.quantize(inputs.weights, W1, W2);
   if (test_case.accumulate_dW)
     inputs.dW_before = make.experts(test_case.dW_dtype(), 1, 1, 1, {kDW1, kDW2, kDb1, kDb2});
   if (test_case.lora.any()) {

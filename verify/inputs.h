@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "case.h"
+#include "quantized.h"
 
 namespace tilemoe::verify {
 
@@ -28,6 +29,11 @@ struct LoraValues {
 // Whether B1 has the column for the row: W1's adapters are apart when split.
 bool has_factor(const Case& test_case, int64_t row, int64_t column);
 
+// The quantised weights of a case, in its own layout; those that are not quantised are empty.
+struct QuantizedValues {
+  QuantizedArrays W1, W1_up, W2;
+};
+
 struct Inputs {
   Case test_case;
   // Grouped: rows past the sum of the counts are NaN, here and in every array of this length.
@@ -35,11 +41,12 @@ struct Inputs {
   std::vector<float> dO;         // (outer_rows, d)
   std::vector<float> O_addend;   // (outer_rows, d) or empty
   std::vector<float> dX_addend;  // (outer_rows, d) or empty
-  ExpertValues weights;
+  ExpertValues weights;          // of quantised ones the values, rounded to the case's dtype
   ExpertValues
       dW_before;    // the weight gradients before backward; empty unless backward adds to them
   LoraValues lora;  // empty without adapters
   LoraValues dlora_before;  // as dW_before
+  QuantizedValues quantized;
 
   // Top-K and rounded routing begin with the logits, (T, E); general routing with triples, grouped
   // routing with scores of the rows.

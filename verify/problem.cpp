@@ -35,8 +35,14 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
       memory_(memory),
       experts_(case_.experts(memory.device())),
       spec_(case_.spec(in_.pairs(), memory.device())),
-      weights_(case_, case_.dtype, {.W1 = true, .W2 = true, .b1 = case_.biases, .b2 = case_.biases},
+      weights_(case_, case_.dtype,
+               {.W1 = case_.format_1 == Format::kNone,
+                .W2 = case_.format_2 == Format::kNone,
+                .b1 = case_.biases,
+                .b2 = case_.biases},
                memory),
+      quantized_(in_, memory),
+      quantized_view_(quantized_.view()),
       lora_(case_, case_.factor_dtype(), {.lora_1 = true, .lora_2 = true}, memory),
       packed_memory_(memory, experts_.packed_lora_bytes()),
       routing_memory_(memory, spec_.bytes()) {
@@ -120,8 +126,8 @@ void Problem::pack_lora() {
   lora_.write(in_.lora);
   for (const auto& [name, tensor] : lora_.tensors())
     inputs_.push_back({{name, tensor}, tensor->fingerprint()});
-  packed_ = experts_.pack_lora(lora_.view(), weights_.view(), packed_memory_.data(),
-                               packed_memory_.bytes());
+  packed_ = experts_.pack_lora(lora_.view(), quantized_.with_shapes(weights_.view()),
+                               packed_memory_.data(), packed_memory_.bytes());
   packed_fingerprint_ = packed_memory_.fingerprint();
 }
 
@@ -190,6 +196,7 @@ ForwardArgs Problem::forward_args() {
   if (O_addend_) args.addend = O_addend_->view();
   args.saved = &saved_;
   if (case_.lora.any()) args.lora = &packed_;
+  if (quantized_.any()) args.quantized = &quantized_view_;
   args.workspace_bytes = experts_.workspace_bytes(spec_, Pass::kForward);
   args.workspace = sized(forward_workspace_, args.workspace_bytes, memory_);
   return args;
@@ -206,6 +213,7 @@ BackwardArgs Problem::backward_args() {
   if (dX_ && dX_addend_) args.addend = dX_addend_->view();
   args.dweights = dweights_->gradients();
   if (case_.lora.any()) args.lora = &packed_, args.dlora = dlora_->gradients();
+  if (quantized_.any()) args.quantized = &quantized_view_;
   args.accumulate = case_.accumulate_dW;
   if (ds_) args.ds = ds_->view();
   args.workspace_bytes = experts_.workspace_bytes(spec_, args.mode);
@@ -399,6 +407,7 @@ std::vector<std::string> Problem::damage() {
   check("packed adapters", &packed_memory_);
   if (case_.lora.any() && packed_memory_.fingerprint() != packed_fingerprint_)
     lines.emplace_back("the packed adapters were changed");
+  for (const std::string& line : quantized_.damage()) lines.push_back(line);
   check("routing", &routing_memory_);
   check("workspace of the routing", routing_workspace_.get());
   check("workspace of forward", forward_workspace_.get());

@@ -11,6 +11,7 @@
 #include "lora_tensors.h"
 #include "memory.h"
 #include "parts.h"
+#include "quantized_tensors.h"
 #include "reference.h"
 #include "tilemoe/layer.h"
 #include "weights.h"
@@ -101,6 +102,8 @@ class Problem {
   std::optional<GuardedTensor> ids_, tokens_, scores_, counts_, seed_, step_;
   std::optional<GuardedTensor> chosen_scores_;  // what top_k wrote
   WeightTensors weights_;
+  QuantizedTensors quantized_;
+  QuantizedWeights quantized_view_;
   LoraTensors lora_;
   GuardedBuffer packed_memory_;
   tilemoe_packed_lora packed_ = {};

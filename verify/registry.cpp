@@ -5,6 +5,7 @@
 
 #include "core/activation_kinds.h"
 #include "lora_cases.h"
+#include "quantized_cases.h"
 #include "vary.h"
 
 namespace tilemoe::verify {
@@ -308,7 +309,7 @@ std::vector<Case> make_all_verification_cases() {
   std::vector<Case> cases;
   for (const auto& group :
        {activation_cases(), size_cases(), layout_cases(), top_k_cases(), other_routing_cases(),
-        gradient_cases(), calibration_cases(), lora_cases()})
+        gradient_cases(), calibration_cases(), lora_cases(), quantized_cases()})
     for (const Case& one : group)
       for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         cases.push_back(one);

@@ -5,13 +5,9 @@
 namespace tilemoe::verify {
 
 WeightTensors::WeightTensors(const Case& test_case, DType dtype, Parts parts, Memory& memory)
-    : E_(test_case.E),
-      n_(test_case.n),
-      h_width_(test_case.h_width()),
-      gate_layout_(test_case.gate_layout),
-      gated_(test_case.gated()) {
+    : case_(test_case), E_(test_case.E), n_(test_case.n), h_width_(test_case.h_width()) {
   const int64_t d = test_case.d;
-  const bool split = gate_layout_ == GateLayout::kSplit;
+  const bool split = test_case.gate_layout == GateLayout::kSplit;
   const int64_t rows = split ? n_ : h_width_;
   const MatrixLayout bias{.padded = test_case.padded};
   const MatrixLayout W1{.padded = test_case.padded, .transposed = test_case.W1_transposed};
@@ -40,11 +36,11 @@ WeightGradients WeightTensors::gradients() const {
   return {of(W1_), of(W1_up_), of(W2_), of(b1_), of(b1_up_), of(b2_)};
 }
 
-WeightTensors::Place WeightTensors::place_of(int64_t row) const {
-  if (!gated_ || gate_layout_ == GateLayout::kConcatenated) return {false, row};
-  const bool up = row >= n_;
-  const int64_t column = up ? row - n_ : row;
-  if (gate_layout_ == GateLayout::kSplit) return {up, column};
+RowPlace place_of(const Case& test_case, int64_t row) {
+  if (!test_case.gated() || test_case.gate_layout == GateLayout::kConcatenated) return {false, row};
+  const bool up = row >= test_case.n;
+  const int64_t column = up ? row - test_case.n : row;
+  if (test_case.gate_layout == GateLayout::kSplit) return {up, column};
   return {false, 2 * column + (up ? 1 : 0)};
 }
 
@@ -56,7 +52,7 @@ void WeightTensors::write_up(std::optional<GuardedTensor>& main, std::optional<G
   const int64_t rows = up ? n_ : h_width_;
   for (int64_t e = 0; e < E_; ++e)
     for (int64_t row = 0; row < h_width_; ++row) {
-      const Place place = place_of(row);
+      const RowPlace place = place_of(case_, row);
       std::copy_n(values.begin() + (e * h_width_ + row) * width, width,
                   parts[place.in_up].begin() + (e * rows + place.row) * width);
     }
@@ -73,7 +69,7 @@ std::vector<float> WeightTensors::read_up(const std::optional<GuardedTensor>& ma
   const int64_t rows = up ? n_ : h_width_;
   for (int64_t e = 0; e < E_; ++e)
     for (int64_t row = 0; row < h_width_; ++row) {
-      const Place place = place_of(row);
+      const RowPlace place = place_of(case_, row);
       std::copy_n(parts[place.in_up].begin() + (e * rows + place.row) * width, width,
                   values.begin() + (e * h_width_ + row) * width);
     }

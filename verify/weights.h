@@ -11,6 +11,13 @@
 
 namespace tilemoe::verify {
 
+// The place of row i, gate rows first, of an expert's W1 or b1 in the case's layout.
+struct RowPlace {
+  bool in_up;
+  int64_t row;
+};
+RowPlace place_of(const Case& test_case, int64_t row);
+
 class WeightTensors {
  public:
   // Which of the tensors exist; W1 stands for W1_up too, b1 for b1_up.
@@ -28,20 +35,13 @@ class WeightTensors {
   std::vector<std::pair<const char*, GuardedTensor*>> tensors();
 
  private:
-  // The place of row i, gate rows first, of an expert's W1 or b1.
-  struct Place {
-    bool in_up;
-    int64_t row;
-  };
-  Place place_of(int64_t row) const;
   void write_up(std::optional<GuardedTensor>& main, std::optional<GuardedTensor>& up,
                 const std::vector<float>& values, int64_t width);
   std::vector<float> read_up(const std::optional<GuardedTensor>& main,
                              const std::optional<GuardedTensor>& up, int64_t width) const;
 
+  const Case case_;
   int64_t E_, n_, h_width_;
-  GateLayout gate_layout_;
-  bool gated_;
   std::optional<GuardedTensor> W1_, W1_up_, W2_, b1_, b1_up_, b2_;
 };
 

@@ -1,8 +1,11 @@
 // tilemoe_kernels: times of the library's kernels, step by step; of every tile configuration; of
 // bare GEMMs; of the kernels of routing.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/backend.h"
 #include "device.h"
@@ -40,7 +43,8 @@ struct Options {
   bool configurations = false, gemm = false, routing = false, list = false;
   std::string pass = "both", dtype = "case", load = "case", rounding = "case", weights = "plain";
   bool biases = false, dH_over_H = false;
-  int32_t column_blocks = 0;
+  int32_t column_blocks = 0, weight_blocks = 0;
+  std::vector<std::string> quantized;
   std::vector<double> limits;
   std::string json_file;
 };
@@ -49,6 +53,16 @@ constexpr std::pair<const char*, Rounding> kRoundings[] = {{"nearest", Rounding:
                                                            {"up", Rounding::kUp},
                                                            {"down", Rounding::kDown},
                                                            {"balanced", Rounding::kBalanced}};
+constexpr Format kFormats[] = {Format::kNone, Format::kFp8,       Format::kMxfp4,
+                               Format::kNf4,  Format::kNf4Double, Format::kNvfp4};
+const char* name_of(Format format) {
+  return tilemoe_format_name(static_cast<tilemoe_format>(format));
+}
+std::vector<std::string> format_names() {
+  std::vector<std::string> names;
+  for (const Format format : kFormats) names.emplace_back(name_of(format));
+  return names;
+}
 constexpr std::pair<const char*, Load> kLoads[] = {
     {"random", Load::kRandom}, {"zipf", Load::kZipf}, {"one-expert", Load::kOneExpert}};
 
@@ -76,6 +90,22 @@ void change(Case& layer, const Options& options) {
   if (options.weights == "gpt-oss") layer.gate_layout = GateLayout::kInterleaved;
   layer.biases |= options.biases, layer.dH_over_H |= options.dH_over_H;
   if (options.column_blocks > 0) layer.column_blocks = options.column_blocks;
+  layer.weight_blocks = options.weight_blocks;
+}
+
+// The layer with frozen weights in each of the formats, under their names.
+std::vector<Case> in_formats(const Case& layer, const Options& options) {
+  if (options.quantized.empty()) return {layer};
+  std::vector<Case> layers;
+  for (const Format format : kFormats) {
+    const auto& names = options.quantized;
+    if (std::find(names.begin(), names.end(), name_of(format)) == names.end()) continue;
+    Case& one = layers.emplace_back(layer);
+    one.format_1 = one.format_2 = format;
+    one.wanted.dW1 = one.wanted.dW2 = false;
+    if (format != Format::kNone) one.name += std::string("-") + name_of(format);
+  }
+  return layers;
 }
 
 // Those that are named, or made for the device: float32 is a CPU's.
@@ -88,11 +118,14 @@ std::vector<Case> chosen_layers(const Options& options, Device device) {
   std::vector<Case> layers;
   for (Case layer : chosen) {
     change(layer, options);
-    if (options.tokens.empty()) layers.push_back(layer);
+    std::vector<Case> sized;
+    if (options.tokens.empty()) sized.push_back(layer);
     for (const int64_t T : options.tokens) {
-      layers.push_back(layer);
-      layers.back().T = T, layers.back().name += "-t" + std::to_string(T);
+      sized.push_back(layer);
+      sized.back().T = T, sized.back().name += "-t" + std::to_string(T);
     }
+    for (const Case& one : sized)
+      for (Case& in_format : in_formats(one, options)) layers.push_back(std::move(in_format));
   }
   return layers;
 }
@@ -176,6 +209,15 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--dh-over-h,--overwrite-H", options.dH_over_H, "Write dH over H in the backward");
   app.add_option("--column-blocks", options.column_blocks,
                  "Blocks of columns in which Y and dX~ exist: less workspace, more time")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--quantized", options.quantized,
+                 "Frozen weights in each of these formats; none: 16 bits")
+      ->check(CLI::IsMember(format_names()))
+      ->excludes(configurations)
+      ->excludes(gemm);
+  app.add_option("--weight-blocks", options.weight_blocks,
+                 "Blocks of experts whose weights are dequantised at a time: less workspace")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--limits", options.limits,

@@ -2,6 +2,7 @@
 
 #include "modes.h"
 #include "timed_layer.h"
+#include "timed_weights.h"
 
 namespace tilemoe::app {
 namespace {
@@ -24,6 +25,14 @@ Work work_of(const std::string& name, const Case& layer, int64_t rows) {
   const bool rounded = layer.routing == verify::RoutingKind::kRounded;
   if (name == step::top_k) return {0, logits + chosen};
   if (name == step::route) return {0, (rounded ? logits : chosen) + M * pair};
+  // Codes and scales in, values out.
+  const auto dequantized = [&](Format format, double W) {
+    return Work{0, read * W * (1 + bytes_per_value(format) / element)};
+  };
+  if (name == step::dequantize_W1 || name == step::dequantize_W1_again)
+    return dequantized(layer.format_1, W1);
+  if (name == step::dequantize_W2 || name == step::dequantize_W2_again)
+    return dequantized(layer.format_2, W2);
   if (name == step::up_projection)
     return {2 * M * d * h, tokens + read * W1 + element * M * (h + n)};
   if (name == step::down_projection) return {2 * M * n * d, element * M * (n + d) + read * W2};
@@ -37,6 +46,12 @@ Work work_of(const std::string& name, const Case& layer, int64_t rows) {
   if (name == step::router_backward) return {0, chosen + logits};
   if (name == step::bias_gradient) return {M * (h + d), tokens + element * (M * h + E * (h + d))};
   return {};  // the score gradient, which adds up a few numbers a row
+}
+
+// Whether a backward begins with this step.
+bool begins_backward(const std::string& name, const Case& layer) {
+  return name ==
+         (layer.format_2 == Format::kNone ? step::activation_gradient : step::dequantize_W2_again);
 }
 
 // The whole passes, cold at their start alone.
@@ -70,7 +85,7 @@ void time_steps(const Request& request, Report& report) {
     const int64_t rows = layer.rows();
     std::vector<Work> forward, backward, *pass = request.forward ? &forward : &backward;
     for (const std::string& step : order) {
-      if (step == step::activation_gradient) pass = &backward;
+      if (begins_backward(step, one)) pass = &backward;
       if (step != kForward && step != kBackward) pass->push_back(work_of(step, one, rows));
       const std::vector<Work> work = step == kForward    ? forward
                                      : step == kBackward ? backward

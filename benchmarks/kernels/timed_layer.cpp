@@ -127,8 +127,10 @@ TimedTensors::TimedTensors(const Case& layer, Device device, Arena& arena) {
   };
   for (Tensor* tokens : {&X, &O, &dO, &dX}) *tokens = arena.take(layer.dtype, {T, d});
   H = arena.take(layer.dtype, {spec.bound(), h});
-  for (Tensor* W : {&W1, &dW1}) *W = weight(h, d, layer.W1_transposed);
-  for (Tensor* W : {&W2, &dW2}) *W = weight(d, n, layer.W2_transposed);
+  if (layer.format_1 == Format::kNone) W1 = weight(h, d, layer.W1_transposed);
+  if (layer.format_2 == Format::kNone) W2 = weight(d, n, layer.W2_transposed);
+  if (layer.wanted.dW1) dW1 = weight(h, d, layer.W1_transposed);
+  if (layer.wanted.dW2) dW2 = weight(d, n, layer.W2_transposed);
   if (layer.biases) {
     for (Tensor* b : {&b1, &db1}) *b = arena.take(layer.dtype, {E, h});
     for (Tensor* b : {&b2, &db2}) *b = arena.take(layer.dtype, {E, d});
@@ -166,6 +168,7 @@ TimedLayer::TimedLayer(const Case& layer, Device device)
   const TimedTensors& t = tensors_.emplace(layer, device, arena);
   const RoutingSpec spec = layer.spec(0, device);
   routing_.emplace(spec, t.routing, t.routing_bytes);
+  quantized_.emplace(layer, memory_);
   saved_ = Saved(t.H);
   fill_normal(memory_, t.X, 0.2, 1), fill_normal(memory_, t.dO, 0.2, 2);
   fill_normal(memory_, t.W1, 0.02, 3), fill_normal(memory_, t.W2, 0.02, 4);
@@ -209,6 +212,7 @@ void TimedLayer::forward(StepObserver* observer) {
   args.weights = weights();
   args.X = t.X, args.O = tilemoe_tensor(t.O);
   args.saved = &saved_;
+  args.quantized = quantized_->view();
   args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;
   const tilemoe_experts experts = experts_.to_c();
   const tilemoe_weights all = args.weights.to_c();
@@ -225,6 +229,7 @@ void TimedLayer::backward(StepObserver* observer) {
   args.weights = weights();
   args.X = t.X, args.dO = t.dO;
   args.saved = &saved_;
+  args.quantized = quantized_->view();
   args.dX = tilemoe_tensor(t.dX);
   args.dweights.W1 = tilemoe_tensor(t.dW1), args.dweights.W2 = tilemoe_tensor(t.dW2);
   args.dweights.b1 = tilemoe_tensor(t.db1), args.dweights.b2 = tilemoe_tensor(t.db2);

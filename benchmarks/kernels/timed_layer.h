@@ -8,6 +8,7 @@
 
 #include "core/backend.h"
 #include "tilemoe/layer.h"
+#include "timed_weights.h"
 #include "verify/case.h"
 #include "verify/memory.h"
 
@@ -46,7 +47,7 @@ struct TimedTensors {
   TimedTensors(const verify::Case& layer, Device device, Arena& arena);
 
   Tensor X, O, dO, dX, H;
-  Tensor W1, W2, b1, b2, dW1, dW2, db1, db2;
+  Tensor W1, W2, b1, b2, dW1, dW2, db1, db2;  // W1 and W2 unless quantised; gradients if wanted
   Tensor logits, ids, scores, ds, dlogits;
   size_t routing_bytes, routing_workspace_bytes, workspace_bytes;
   void *routing, *routing_workspace, *workspace;
@@ -81,6 +82,7 @@ class TimedLayer {
   std::shared_ptr<void> allocation_;
   std::optional<TimedTensors> tensors_;
   std::optional<Routing> routing_;
+  std::optional<TimedWeights> quantized_;
   Saved saved_;
 };
 

@@ -24,6 +24,7 @@ _ops = operators
 _FIRST = 3  # of Experts' inputs, the first that has a gradient
 _INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)  # without the quantised weights' arrays
 _ALL = (1 << len(GRADIENTS)) - 1
+_NO_GRADIENT = "tilemoe: an array of a quantised weight requires a gradient, but it has none"
 
 
 class Call(NamedTuple):
@@ -49,7 +50,9 @@ class LoraExperts(torch.autograd.Function):
         weights, addend = list(others[: len(WEIGHTS)]), others[len(WEIGHTS)]
         lora = list(others[len(WEIGHTS) + 1 : _INPUTS - _FIRST - 2])
         quantized = list(others[_INPUTS - _FIRST - 2 :])
-        of_operator, needs = call.keep_H is not None, ctx.needs_input_grad[_FIRST:]
+        if True in ctx.needs_input_grad[_INPUTS:]:
+            raise NotImplementedError(_NO_GRADIENT)
+        of_operator, needs = call.keep_H is not None, ctx.needs_input_grad[_FIRST:_INPUTS]
         of_addend = len(GRADIENTS)
         needs = (*needs[:of_addend], *needs[of_addend + 1 :])
         keep_H = call.keep_H if of_operator else True in needs
@@ -78,7 +81,7 @@ class LoraExperts(torch.autograd.Function):
     def backward(ctx, dO, *_):
         if dO is None:
             return (None,) * len(ctx.needs_input_grad)
-        needs = needed_now(ctx) >> _FIRST
+        needs = needed_now(ctx) >> _FIRST & (1 << _INPUTS - _FIRST) - 1
         of_addend = needs & (_ALL + 1)
         wanted = needs & _ALL | needs >> 1 & ~_ALL  # without the addend's bit
         if ctx.progress.consumed:
@@ -177,7 +180,7 @@ def run(
         keep_H = any(t is not None and t.requires_grad for t in tensors if t is not addend)
         return ops.call(op, *args, keep_H)[0]
     if forward_ad._current_level >= 0:
-        ops.refuse_tangents((*tensors, routing))
+        ops.refuse_tangents((*tensors, routing, *arrays))
     return _apply(Call(*rest, overwrite_H, comm=comm), routing, packed, *tensors, *arrays)
 
 
@@ -192,7 +195,7 @@ def routed(logits, selection_bias, numbers, reals):
 def _kernel(X, router, routing, weights, addend, lora, packed, quantized, *rest):
     tensors = X, router, *weights, addend, *lora
     if forward_ad._current_level >= 0:
-        ops.refuse_tangents((*tensors, routing, packed))
+        ops.refuse_tangents((*tensors, routing, packed, *quantized))
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors, routing, packed):
         ops.refuse_transforms()
         *rest, keep_H = rest

@@ -348,6 +348,8 @@ def _packed_bytes(ranks, weights, numbers, dtype):
 def _(lora, weights, ranks, scales, formats, numbers, dtype):
     _check_lists(weights, numbers)
     _check_adapters(ranks, scales, lora)
+    if formats:
+        _check_length("formats", formats, FORMATS)
     like = weights[WEIGHTS.index("W2")]
     return like.new_empty((_packed_bytes(ranks, weights, numbers, dtype),), dtype=torch.uint8)
 

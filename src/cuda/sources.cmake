@@ -43,8 +43,10 @@ set(kernel_sources
   cuda/kernels/score_gradient.cu
   cuda/kernels/sum_rows.cu
 )
-# The same. Routing gives the CPU's bits: nothing may be contracted (routing/order.h).
+# The same. Routing and dequantisation give the CPU's bits: nothing may be contracted
+# (routing/order.h).
 set(uncontracted_kernels
+  cuda/kernels/dequantize.cu
   cuda/kernels/round_targets.cu
   cuda/kernels/route_rounded.cu
   cuda/kernels/route_tokens.cu

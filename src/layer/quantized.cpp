@@ -99,7 +99,8 @@ void check_values(const char* name, tilemoe_format format, const Values& values)
 }
 
 void check_weight(const char* name, const tilemoe_quantized& weight, const Values& values) {
-  check_flag("transposed", weight.transposed);
+  TILEMOE_CHECK(weight.transposed == 0 || weight.transposed == 1,
+                name << ".transposed is " << weight.transposed << ", expected 0 or 1");
   check_values(name, weight.format, values);
   for (const Array& array : arrays_of(weight, values).of) {
     TILEMOE_CHECK((array.data != nullptr) == (array.bytes > 0),

@@ -17,6 +17,7 @@ from checks import refused
 from random_layers import E, K, T, d, logits_layer, n, normal, weights
 from target import DEVICE, DTYPE
 from tilemoe import _calls, _layout, _library, ops, options
+from tilemoe._quantized import operands
 
 tm = torch.ops.tilemoe
 
@@ -29,7 +30,7 @@ def chosen_by(scoring=0, K=K, kind=0, groups=(1, 1, 0), factor=1.0):
 def packed(kind=0, K=K, scoring=0, gate_layout=0, **more):
     """An operator's numbers and reals; without arguments also swiglu, concatenated."""
     rule, factor = chosen_by(scoring, K, kind, **more)
-    return [*rule, 0, gate_layout, 1], [factor, 0.0, 0.0, 0.0]
+    return [*rule, 0, gate_layout, 1, 1], [factor, 0.0, 0.0, 0.0]
 
 
 def places(**given):
@@ -150,6 +151,7 @@ def cases():
     yield from parts(x)
     yield from other_kinds(x)
     yield from adapters(x)
+    yield from quantized(x)
     yield "router_backward", (x["ds"], routing, None, E, *chosen_by(), torch.float32)
     yield "router_backward", (x["ds"], routing, logits, E, *chosen_by(1, factor=2.5), torch.float32)
     yield "router_losses", (leaf(logits), x["counts"])
@@ -166,7 +168,7 @@ def parts(x):
     for part, H in ((0, zeros(T * K, 2 * n)), (1, None)):
         out = zeros(T, d), H
         yield "experts_part", (x["X"], *batch, bounds, cuts, part, T * K, *packed(), *out)
-    *_, size, _ = tm.layer_bytes(x["X"], [T, E, d, n, T * K], numbers)
+    *_, size, _ = tm.layer_bytes(x["X"], [T, E, d, n, T * K], numbers, [])
     workspace = torch.zeros(size, dtype=torch.uint8)
     given = places(dX=zeros(T, d), ds=torch.zeros(T, K), dW2=torch.zeros_like(x["layer"][2]))
     for part in (0, 1):
@@ -210,21 +212,48 @@ def adapters(x):
             made = (normal(E, rank, width, seed=8, dtype=torch.float32), torch.ones(E, out, rank))
             lora += made if rank else (None, None)
         scales, (numbers, reals) = [2.0, 0.5], packed(gate_layout=layout)
-        yield "pack_lora", (lora, layer, ranks, scales, numbers, DTYPE)
-        how = (ranks, scales, numbers, reals)
-        memory = tm.pack_lora(lora, layer, ranks, scales, numbers, DTYPE)
-        forward = (routing, layer, None, lora, memory, T * K, *how)
+        yield "pack_lora", (lora, layer, ranks, scales, [], numbers, DTYPE)
+        how = (ranks, scales, [], numbers, reals)
+        memory = tm.pack_lora(lora, layer, ranks, scales, [], numbers, DTYPE)
+        forward = (routing, layer, None, lora, memory, [], T * K, *how)
         _, *saved = tm.experts_lora(X, logits, *forward, True)
         leaves = (routing, [leaf(w) for w in layer], leaf(X), [leaf(t) for t in lora])
         yield "experts_lora", (X, logits, *forward, False), (X, None, *forward, True)
-        leaves = (*leaves, memory, T * K, *how, True)
+        leaves = (*leaves, memory, [], T * K, *how, True)
         yield "experts_lora", (leaf(X), leaf(logits), *leaves)
-        backward = (dO, X, *saved, routing, layer, memory, *how)
+        backward = (dO, X, *saved, routing, layer, memory, [], *how)
         of_W1 = 0b11 if ranks[0] else 0
         bits = (of_W1 | 0b110000) << len(_layout.GRADIENTS)
         for wanted, dtype in ((1 | 2 | bits, torch.float32), (1 | 4 | 16 | bits, DTYPE)):
             yield "experts_lora_backward", (*backward, dtype, wanted)
             yield "experts_lora_backward_over_H", (*backward, dtype, wanted)
+
+
+def quantized(x):
+    """A quantised W1, transposed, with an adapter, and quantised weights without adapters."""
+    X, dO, routing, logits = x["X"], x["dO"], x["routing"], x["logits"]
+    W1, _, W2, *biases = x["layer"]
+    W1 = tilemoe.quantize_experts(W1, "nf4", transposed=True)
+    yield "dequantize", (list(W1.arrays), 3, list(W1.stored_shape), DTYPE)
+    lora = [normal(E, 8, d, seed=8, dtype=torch.float32), torch.ones(E, 2 * n, 8), *[None] * 4]
+    # No float8: opcheck compares arguments in arithmetic that torch 2.11 does not have for it.
+    narrow = tilemoe.quantize_experts(W2, "nf4_double")
+    for weights_, ranks in (([W1, None, W2], [8, 0, 0]), ([W1, None, narrow], [0, 0, 0])):
+        layer, arrays, formats = operands([*weights_, *biases], X)
+        scales, (numbers, reals) = [2.0, 0.5], packed()
+        own = lora if ranks[0] else [None] * 6
+        memory = torch.empty(0, dtype=torch.uint8)
+        if ranks[0]:
+            yield "pack_lora", (own, layer, ranks, scales, formats, numbers, DTYPE)
+            memory = tm.pack_lora(own, layer, ranks, scales, formats, numbers, DTYPE)
+        how = (ranks, scales, formats, numbers, reals)
+        forward = (routing, layer, None, own, memory, arrays, T * K, *how)
+        _, *saved = tm.experts_lora(X, logits, *forward, True)
+        yield "experts_lora", (X, logits, *forward, False), (leaf(X), leaf(logits), *forward, True)
+        backward = (dO, X, *saved, routing, layer, memory, arrays, *how)
+        bits = 0b11 << len(_layout.GRADIENTS) if ranks[0] else 0
+        yield "experts_lora_backward", (*backward, torch.float32, 3 | bits)
+        yield "experts_lora_backward_over_H", (*backward, torch.float32, 3 | bits)
 
 
 # State of the process, the library and a stream: no kernel computes with a tensor.
@@ -408,7 +437,10 @@ OPERATORS = sorted(
 )
 
 
-NAMES_IN = {"weights": _layout.WEIGHTS, "gradients": _layout.GRADIENTS, "lora": _layout.FACTORS}
+NAMES_IN = {
+    "weights": _layout.WEIGHTS, "gradients": _layout.GRADIENTS, "lora": _layout.FACTORS,
+    "quantized": _layout.QUANTIZED, "arrays": _layout.ARRAYS,
+}  # fmt: skip
 
 
 def placeholders(schema):
@@ -423,6 +455,8 @@ def placeholders(schema):
         "sources": [0],
         "ranks": [8, 0, 8],
         "scales": [1.0, 1.0],
+        "formats": [3, 0, 3, 0, 0, 0],
+        "shape": [1, 1, 64],
     }
 
     def of(argument):
@@ -479,7 +513,8 @@ def test_a_tensor_on_another_device_is_refused_by_its_name(name):
                 refused(ValueError, sentence, ops.call, calling, *values)
 
 
-LISTS = {"weights", "gradients", "rule", "numbers", "reals", "lora", "ranks", "scales"}
+LISTS = {"weights", "gradients", "rule", "numbers", "reals", "lora", "ranks", "scales",
+         "quantized", "arrays", "formats"}  # fmt: skip
 WITH_LISTS = [
     name
     for name in OPERATORS

@@ -36,6 +36,10 @@ void bias_gradient(const BiasGradient& step);
 size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 void sum_rows(const tilemoe_sum_rows_args& args);
 
+// Quantised weights.
+
+void dequantize(const Dequantize& step);
+
 // Low-rank adapters.
 
 void pack_lora(const tilemoe_experts& experts, const LoraPacking& packing, void* stream);

@@ -1,0 +1,52 @@
+#include "timed_weights.h"
+
+#include "timed_layer.h"
+#include "verify/random.h"
+
+namespace tilemoe::app {
+
+double bytes_per_value(Format format) {
+  switch (format) {
+    case Format::kFp8: return 1 + 4.0 / (128 * 128);
+    case Format::kMxfp4: return 0.5 + 1.0 / 32;
+    case Format::kNf4: return 0.5 + 4.0 / 64;
+    case Format::kNf4Double: return 0.5 + 1.0 / 64 + 4.0 / (64 * 256);
+    case Format::kNvfp4: return 0.5 + 1.0 / 16;
+    case Format::kNone: break;
+  }
+  return 0;
+}
+
+template <class Element>
+const Element* TimedWeights::place(const std::vector<Element>& values) {
+  if (values.empty()) return nullptr;
+  const size_t bytes = values.size() * sizeof(Element);
+  arrays_.push_back(allocate(memory_, bytes));
+  memory_.copy_in(arrays_.back().get(), values.data(), bytes);
+  return static_cast<const Element*>(arrays_.back().get());
+}
+
+Quantized TimedWeights::place(Format format, bool transposed, int64_t rows, int64_t columns) {
+  if (format == Format::kNone) return {};
+  verify::Random random(7, static_cast<uint64_t>(columns));
+  const verify::QuantizedArrays arrays =
+      transposed ? verify::random_arrays(format, E_, columns, rows, 0.02, random)
+                 : verify::random_arrays(format, E_, rows, columns, 0.02, random);
+  Quantized weight{.format = format, .transposed = transposed};
+  weight.codes = place(arrays.codes);
+  weight.scales = place(arrays.float_scales);
+  if (weight.scales == nullptr) weight.scales = place(arrays.byte_scales);
+  weight.scale_map = place(arrays.scale_map);
+  weight.scale_of_scales = place(arrays.scale_of_scales);
+  weight.scale_offset = place(arrays.scale_offset);
+  return weight;
+}
+
+TimedWeights::TimedWeights(const verify::Case& layer, verify::Memory& memory)
+    : memory_(memory),
+      E_(layer.E),
+      any_(layer.format_1 != Format::kNone || layer.format_2 != Format::kNone),
+      view_(place(layer.format_1, layer.W1_transposed, layer.h_width(), layer.d),
+            place(layer.format_2, layer.W2_transposed, layer.d, layer.n)) {}
+
+}  // namespace tilemoe::app

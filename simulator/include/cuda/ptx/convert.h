@@ -1,0 +1,21 @@
+// Simulated: conversions of 8-bit floating-point numbers (src/cuda/ptx/convert.h).
+#pragma once
+
+#include <cstdint>
+
+namespace tilemoe::cuda::ptx {
+
+__device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
+  const auto convert = [](uint32_t code) -> uint32_t {
+    const uint32_t sign = (code & 0x80u) << 8, exponent = code >> 3 & 0xfu, mantissa = code & 7u;
+    if (exponent == 15 && mantissa == 7) return 0x7fffu;
+    if (exponent > 0) return sign | (exponent + 8) << 10 | mantissa << 7;
+    // Below 2^-6 a number is a whole number of 2^-9, which float16 has normalised.
+    if (mantissa == 0) return sign;
+    const uint32_t leading = mantissa >= 4 ? 2 : mantissa >= 2 ? 1 : 0;
+    return sign | (leading + 6) << 10 | (mantissa << (10 - leading) & 0x3ffu);
+  };
+  return convert(pair & 0xffu) | convert(pair >> 8) << 16;
+}
+
+}  // namespace tilemoe::cuda::ptx

@@ -1,0 +1,214 @@
+"""Quantised weights with each feature: docs/pytorch.md has the same rows."""
+
+import re
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import tilemoe
+from checks import compiled, refused, same_bits
+from comparison import assert_close
+from lora_features_test import PAGE, REFUSED
+from lora_test import adapted
+from quantized_support import E, K, T, WEIGHTS, d, factors, layer, n, quantized
+from random_layers import normal, results
+
+FORMAT = "nf4_double"  # has all arrays
+
+
+def agrees(function=tilemoe.moe, tensors=None, plain=None, lora=True, names=WEIGHTS, **how):
+    """O and all gradients have the bits of the layer with the values, of which `plain` computes
+    them. lora: with adapters."""
+    tensors = layer() if tensors is None else tensors
+    narrow, values = quantized(tensors, FORMAT, names)
+    factors_ = factors(tensors) if lora else {}
+    of = adapted if lora else lambda f: f
+    got = results(of(function), {**narrow, **factors_}, **how)
+    want = results(of(plain or function), {**values, **factors_}, **how)
+    same_bits(got, want)
+    assert all(tensor.any() for tensor in got.values())
+
+
+def both(**how):
+    return lambda: [agrees(lora=lora, **how) for lora in (True, False)]
+
+
+def one_trained():
+    tensors = layer()
+    tensors["W2"].requires_grad_()
+    both(tensors=tensors, names=("W1",), K=K)()
+
+
+def with_checkpoint():
+    recomputed = lambda **given: checkpoint(tilemoe.moe, use_reentrant=False, **given)
+    both(function=recomputed, plain=tilemoe.moe, K=K)()
+
+
+def with_compile():
+    both(function=compiled(tilemoe.moe), plain=tilemoe.moe, K=K)()
+
+
+def with_autocast():
+    tensors = layer()
+    narrow, values = quantized(tensors, FORMAT)
+    with torch.autocast("cpu", torch.bfloat16):
+        O = tilemoe.moe(**narrow, K=K)
+        values |= {name: narrow[name].dequantize(torch.bfloat16) for name in ("W1", "W2")}
+        want = tilemoe.moe(**values, K=K)
+    assert O.dtype == torch.bfloat16 and torch.equal(O, want)
+    O.sum().backward()
+    assert tensors["x"].grad.dtype == torch.float32 and tensors["x"].grad.any()
+
+
+def with_decode():
+    made = tilemoe.quantize_(tilemoe.MoE(d, n, E, K), FORMAT).eval()
+    x = normal(3, d, seed=1, dtype=torch.float32)
+    with torch.no_grad():
+        decoded = made(x)
+    assert torch.equal(decoded, made(x)) and decoded.any()
+
+
+def with_memory():
+    narrow, _ = quantized(layer(), FORMAT, ("W2",))
+    given = tilemoe.WeightGradients(W1=torch.zeros_like(narrow["W1"]))
+    tilemoe.moe(**narrow, K=K, weight_grad_out=given)
+
+
+def with_ids():
+    tensors = layer()
+    scores, ids = tilemoe.top_k(tensors["logits_or_scores"].detach(), K)[:2]
+    tensors["logits_or_scores"] = scores.requires_grad_()
+    both(tensors=tensors, ids=ids)()
+
+
+def with_pairs():
+    tensors = layer()
+    del tensors["logits_or_scores"]
+    tensors["scores"] = normal(2 * T, seed=3, dtype=torch.float32).requires_grad_()
+    tokens = torch.arange(T).repeat_interleave(2)
+    pairs = dict(tokens=tokens, experts=torch.arange(2 * T) % (E + 1))
+    both(function=tilemoe.moe_general, tensors=tensors, **pairs)()
+
+
+def with_rows():
+    tensors = layer()
+    del tensors["logits_or_scores"]
+    tensors["rows"] = tensors.pop("x")
+    both(function=tilemoe.grouped_experts, tensors=tensors, counts=torch.arange(E))()
+
+
+def with_kinds(**kinds):
+    how = {"gate_layout": kinds["gate_layout"]} if "gate_layout" in kinds else {}
+    return both(tensors=layer(**kinds), K=K, **how)
+
+
+def with_addend():
+    tensors = layer()
+    addend = torch.ones_like(tensors["x"]).requires_grad_()
+    both(tensors={**tensors, "addend": addend}, K=K)()
+
+
+def walked_twice():
+    tensors = layer()
+    narrow, _ = quantized(tensors, FORMAT)
+    O = tilemoe.moe(**narrow, K=K)
+    first = torch.autograd.grad(O.sum(), tensors["x"], retain_graph=True)
+    second = torch.autograd.grad(O.sum(), tensors["x"])
+    assert torch.equal(*first, *second) and first[0].any()
+
+
+def with_second_gradients():
+    tensors = layer()
+    narrow, _ = quantized(tensors, FORMAT)
+    O = tilemoe.moe(**narrow, K=K)
+    (of_x,) = torch.autograd.grad(O.sum(), tensors["x"], create_graph=True)
+    of_x.sum().backward()
+
+
+def without_gradients():
+    tensors = layer()
+    narrow, values = quantized(tensors, FORMAT)
+    with torch.no_grad():
+        assert torch.equal(tilemoe.moe(**narrow, K=K), tilemoe.moe(**values, K=K))
+
+
+def on_fake_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        made = tilemoe.quantize_(tilemoe.MoE(d, n, E, K, lora_rank=8), "mxfp4")
+        O = made(torch.empty(T, d))
+        O.sum().backward()
+    assert O.shape == (T, d) and made.experts.lora_B1.grad.shape == (E, 2 * n, 8)
+
+
+ELSEWHERE = {  # of several processes, or of a GPU
+    "CUDA graphs": "works, not tested on the CPU",
+    "experts spread over ranks": "works, tested by expert_parallel_values.py",
+    "`chunks` of ranks above 1": REFUSED + "quantised weights do not work with chunks",
+}
+FEATURES = {  # row of the table: (test, what the page says)
+    "adapters": (lambda: agrees(K=K), "works"),
+    "one quantised weight, the other trained": (one_trained, "works"),
+    "token rounding": (both(K=K, rounding="nearest", m=8), "works"),
+    "given ids": (with_ids, "works"),
+    "general routing": (with_pairs, "works"),
+    "grouped rows": (with_rows, "works"),
+    "biases": (with_kinds(bias=True), "works"),
+    "interleaved gate": (with_kinds(gate_layout="interleaved"), "works"),
+    "split gate": (with_kinds(gate_layout="split"), "works"),
+    "transposed weights": (with_kinds(transposed=True), "works"),
+    "`addend`": (with_addend, "works"),
+    "`capacity`": (both(K=K, capacity=T * K), "works"),
+    "`column_blocks`": (both(K=K, column_blocks=2), "works"),
+    "`weight_blocks`": (both(K=K, weight_blocks=3), "works"),
+    "`overwrite_H=True`": (both(K=K, overwrite_H=True), "works"),
+    "`retain_graph`": (walked_twice, "works"),
+    "gradients of gradients": (
+        with_second_gradients, REFUSED + "gradients of gradients are not supported"
+    ),
+    "inference": (without_gradients, "works"),
+    "checkpointing": (with_checkpoint, "works"),
+    "`torch.compile(fullgraph=True)`": (with_compile, "works"),
+    "fake tensors": (on_fake_tensors, "works"),
+    "autocast": (with_autocast, "works"),
+    "decode (`MoE`)": (with_decode, "works, by the router's linear layer and `moe`"),
+    "`weight_grad_out`": (
+        with_memory, REFUSED + "weight_grad_out is given, but a weight is quantised"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_feature(feature):
+    use, says = FEATURES[feature]
+    if says.startswith(REFUSED):
+        refused(NotImplementedError, says.removeprefix(REFUSED), use)
+    else:
+        use()
+
+
+@pytest.mark.parametrize("overwrite_H", [None, True, False])
+def test_a_compiled_layer_keeps_H(overwrite_H):
+    tensors = layer()
+    narrow, _ = quantized(tensors, FORMAT)
+    O = compiled(tilemoe.moe)(**narrow, K=K, overwrite_H=overwrite_H)
+    loss, leaves = O.square().sum(), [tensors["x"], tensors["logits_or_scores"]]
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for again, gradient in zip(torch.autograd.grad(loss, leaves), first, strict=True):
+        assert torch.equal(again, gradient)
+
+
+def test_a_compiled_module():
+    made = tilemoe.quantize_(tilemoe.MoE(d, n, E, K, lora_rank=8), FORMAT)
+    torch.nn.init.normal_(made.experts.lora_B1)
+    x = normal(T, d, seed=2, dtype=torch.float32)
+    assert_close(compiled(made)(x), made(x))
+
+
+def test_the_page_has_these_rows():
+    section = PAGE.read_text().split("## Quantised frozen experts\n")[1].split("\n## ")[0]
+    table = section.split("| feature | quantised weights |")[1]
+    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE))
+    assert rows == {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE
