@@ -1,5 +1,6 @@
 """Tiny checkpoints in quantised formats, made by the formats' own code, and what is read of them."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -41,10 +42,13 @@ DEQUANTIZE = {  # transformers' own
 }
 
 
-def make(name: str, folder: Path) -> Path:
+def make(name: str, folder: Path, **changed) -> Path:
     """A checkpoint in bfloat16, with the hub's names."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.bfloat16)
+    config = copy.deepcopy(CONFIGS[name])
+    for option, value in changed.items():
+        setattr(config, option, value)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     return folder
 
@@ -62,10 +66,10 @@ def make_fp8(name: str, folder: Path, quantization=FP8) -> Path:
     return _replace(folder, tensors, quantization)
 
 
-def make_mxfp4(folder: Path) -> Path:
+def make_mxfp4(folder: Path, **changed) -> Path:
     """gpt-oss: every byte is a block's code, so that random ones cover the format."""
     generator, tensors = torch.Generator().manual_seed(3), {}
-    for key, tensor in load_file(make("gpt_oss", folder) / "model.safetensors").items():
+    for key, tensor in load_file(make("gpt_oss", folder, **changed) / "model.safetensors").items():
         if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
             tensors[key] = tensor
             continue

@@ -150,10 +150,10 @@ def refuse_quantized(module: torch.nn.Module) -> None:
 
 def refuse_weights(module: torch.nn.Module) -> None:
     """Rejects weights for which forward would fail or return noise."""
-    of_fp8 = quantized_experts.fp8_of_transformers(module)
-    present = {n: p for n, p in module._parameters.items() if p is not None and n not in of_fp8}
-    for name in quantized_experts.weights_of(module):
+    present = {name: p for name, p in module._parameters.items() if p is not None}
+    for name in [*present]:
         if (quantized := quantized_experts.get(module, name)) is not None:
+            present.pop(name + "_scale_inv", None)
             # What its values become, in the dtype and on the device that it is computed in.
             present[name] = quantized.scales.new_empty(0, dtype=quantized.dtype)
     for name, weight in present.items():
