@@ -225,13 +225,16 @@ def test_the_plan_is_what_torch_allocates(checkpointing, options):
     assert parts["peak"] == resident + parts["activations"]
 
 
-def test_the_pages_table_is_computed():
-    """A row of it; benchmarks/finetune_memory.py writes them all."""
+@pytest.mark.parametrize("format", [None, "nf4"])
+def test_the_pages_tables_are_computed(format):
+    """A row of each; benchmarks/finetune_memory.py writes them all."""
     page = (ROOT / "docs" / "finetuning.md").read_text()
-    table = page.split(finetune_memory.START)[1].split(finetune_memory.END)[0]
+    start = finetune_memory.QUANTISED if format else finetune_memory.START
+    table = page.split(start)[1].split(finetune_memory.END)[0]
     rows = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in table.splitlines()}
-    assert set(finetune_memory.MODELS) < set(rows)
-    parts = finetune_memory.memory("OLMoE-1B-7B")
+    listed = set(finetune_memory.FORMATS) if format else {*finetune_memory.MODELS} - {"gpt-oss-120b"}
+    assert listed < set(rows)
+    parts = finetune_memory.memory("OLMoE-1B-7B", format=format)
     sizes = parts["weights"], 4 * parts["adapters"], parts["activations"]
     want = [float(cell) for cell in rows["OLMoE-1B-7B"][1:4]]
     assert [size / 2**30 for size in sizes] == pytest.approx(want, abs=0.06, rel=0.01)
