@@ -93,6 +93,20 @@ def test_peers_compute_the_layer_with_frozen_weights(name, case, dtype):
     check.check(peers.PEERS[name], dtype=dtype, **case)
 
 
+@pytest.mark.parametrize("format", ["fp8", "mxfp4", "nf4", "nf4-double", "nvfp4"])
+def test_peers_with_quantized_weights(format):
+    make = peers.PEERS[f"tilemoe-{format}"]
+    of_case = dict(d=64, n=32, dtype="bfloat16", **ADAPTERS)
+    check.check(make, **of_case)
+    case = dataclasses.replace(SMALL, **of_case)
+    assert make.missing(SMALL).startswith("quantised weights are frozen") and not make.missing(case)
+    peer = make(Problem(case))
+    wide = peer.W1.nbytes + peer.W2.nbytes
+    narrow = sum(weight.nbytes for weight in peer.narrow)
+    assert peer.resident_bytes() == peer.problem.resident_bytes() - wide + narrow
+    assert narrow < 0.52 * wide
+
+
 @pytest.mark.parametrize("kind", ["eager", "grouped_mm"])
 def test_adapters_of_peft(kind):
     pytest.importorskip("peft")

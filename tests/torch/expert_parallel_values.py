@@ -344,6 +344,7 @@ def low_rank_adapters(job):
         group=job.mesh.get_group(), lora=tilemoe.LoRA(*factors, scale=spread.experts.lora_scale),
     )  # fmt: skip
     assert torch.equal(O, spread(x)[0])
+    quantized_weights(job, x, spread, own, tilemoe.LoRA(*factors, scale=spread.experts.lora_scale))
     if job.world == 1:  # without chunks
         return
     _, spread = job.make(job.dtype, lora_rank=8, chunks=2)
@@ -354,6 +355,31 @@ def low_rank_adapters(job):
         assert "lora does not work with chunks, expected chunks=1" in str(error), error
     else:
         raise AssertionError("chunks with adapters are not refused")
+
+
+def quantized_weights(job, x, spread, own, lora):
+    """A rank's experts with and without adapters: the bits of those with the dequantised weights."""
+    narrow = [
+        tilemoe.quantize_experts(own[name], "fp8") for name in ("gate_up_proj", "down_proj")
+    ]
+    logits, group = spread.gate(x).detach(), job.mesh.get_group()
+    for adapters in (lora, None):
+        found = []
+        for W1, W2 in (narrow, [weight.dequantize(x.dtype) for weight in narrow]):
+            leaf = x.detach().clone().requires_grad_()
+            O = tilemoe.expert_parallel.moe(
+                leaf, logits, W1, W2, K=K, group=group, lora=adapters
+            )
+            O.square().sum().backward()
+            found.append((O, leaf.grad))
+        assert all(torch.equal(a, b) and a.any() for a, b in zip(*found))
+    if job.world > 1:
+        try:
+            tilemoe.expert_parallel.moe(x, logits, *narrow, K=K, group=group, chunks=2)
+        except NotImplementedError as error:
+            assert "quantised weights do not work with chunks" in str(error), error
+        else:
+            raise AssertionError("chunks with quantised weights are not refused")
 
 
 def composes(job):

@@ -36,7 +36,8 @@ def quantized(tensors, format, names=WEIGHTS, transposed=None):
         for name in names
         if name in tensors
     }
-    values = {name: weight.dequantize(tensors.get("x", tensors.get("rows")).dtype) for name, weight in narrow.items()}
+    dtype = (tensors["x"] if "x" in tensors else tensors["rows"]).dtype
+    values = {name: weight.dequantize(dtype) for name, weight in narrow.items()}
     return {**tensors, **narrow}, {**tensors, **values}
 
 

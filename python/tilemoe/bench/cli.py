@@ -57,6 +57,8 @@ def _parser():
     add("--arch", metavar="ARCH", help="sm80, sm90, ...: force the kernels' arch")
     add("--overwrite-H", action="store_true", help="backward writes dH over H")
     add("--column-blocks", type=int, metavar="N", help="less memory, in N blocks of columns")
+    add("--weight-blocks", type=int, metavar="N",
+        help="dequantise quantised weights in N blocks of experts")
     add = parser.add_argument_group("peers").add_argument
     add("--against", nargs="+", metavar="PEER", help="these peers, or none; default: all installed")
     add("--python", nargs="+", default=[], metavar="PEER=PYTHON", help="another Python for a peer")
@@ -191,6 +193,7 @@ def _run(args):
     cases, (peers, places) = _cases(args, device), _peers(args)
     options = {"overwrite_H": True} if args.overwrite_H else {}
     options |= {"column_blocks": args.column_blocks} if args.column_blocks is not None else {}
+    options |= {"weight_blocks": args.weight_blocks} if args.weight_blocks is not None else {}
     same = {field.name for field in fields(session.Settings)} - {"passes", "places", "options"}
     settings = session.Settings(
         passes="inference" if args.graph else args.passes or "both", places=places, options=options,

@@ -98,7 +98,7 @@ def measure(peer, passes="both"):
         else:
             saved = _saved_on_cpu(peer) if backward else 0
             above = _peak_on_cpu(peer, forward, backward)
-    resident = peer.problem.resident_bytes()
+    resident = peer.resident_bytes()
     found |= {"peak_bytes": resident + above, "resident_bytes": resident}
     if backward:
         blocks = getattr(peer, "options", {}).get("column_blocks", 1)

@@ -89,6 +89,10 @@ class Peer:
             leaves += [self.router, self.W1, self.W2, *self.problem.biases]
         return torch.autograd.grad(O, leaves, self.problem.dO)
 
+    def resident_bytes(self):
+        """Bytes of the caller's tensors."""
+        return self.problem.resident_bytes()
+
     def given_layout(self, dW1):
         """dW1 with the problem's order of rows."""
         if self.order is None:
@@ -143,8 +147,11 @@ class TileMoE(Peer):
             import tilemoe
 
             biases["lora"] = tilemoe.LoRA(*p.adapters, scale=p.LORA_SCALE)
-        return self.moe(p.X, p.logits(), p.W1, p.W2, K=p.K, rounding=p.rounding,
+        return self.moe(p.X, p.logits(), *self.weights(), K=p.K, rounding=p.rounding,
                         activation=p.case.activation, **biases, **self.options)  # fmt: skip
+
+    def weights(self):
+        return self.problem.W1, self.problem.W2
 
     @functools.cached_property
     def as_module(self):
@@ -195,6 +202,47 @@ class TileMoEFrozen(TileMoE):
     @staticmethod
     def case_of(case):
         return dataclasses.replace(case, frozen=True, lora_rank=0)
+
+
+class TileMoEQuantized(TileMoE):
+    """The layer with quantised weights, whose values the problem's weights are then: the router's
+    choice and the 16-bit layer are compared on equal terms by `tilemoe`, in a process of its own.
+    """
+
+    name = "tilemoe-nf4"
+    only_if_named = True
+    format = "nf4"
+
+    @classmethod
+    def missing(cls, case):
+        frozen = None if case.frozen else "quantised weights are frozen: --frozen or --lora-rank"
+        return super().missing(case) or frozen
+
+    def __init__(self, problem):
+        super().__init__(problem)
+        import tilemoe
+
+        self.narrow = []
+        for weight in (problem.W1, problem.W2):
+            narrow = tilemoe.quantize_experts(weight, self.format)
+            weight.data.copy_(narrow.dequantize())
+            self.narrow.append(narrow)
+
+    def weights(self):
+        return self.narrow
+
+    def infer(self):
+        return self.forward()
+
+    def resident_bytes(self):
+        narrow, wide = self.narrow, (self.W1, self.W2)
+        return super().resident_bytes() + sum(n.nbytes - w.nbytes for n, w in zip(narrow, wide))
+
+
+_QUANTIZED = [
+    _variant(f"tilemoe-{format.replace('_', '-')}", TileMoEQuantized, format=format)
+    for format in ("fp8", "mxfp4", "nf4", "nf4_double", "nvfp4")
+]
 
 
 class TileMoESm80(TileMoE):
@@ -576,6 +624,7 @@ def _transformers():
 
 PEERS = {peer.name: peer for peer in (
     TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEFrozen, TileMoEBefore,
+    *_QUANTIZED,
     TileMoESm80, TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
     ScatterMoESm80,
 )}  # fmt: skip
