@@ -20,7 +20,7 @@ from checks import refused, same_bits
 from quantized_checkpoints import (
     DEQUANTIZE, FP8, as_bytes, experts_of, load, logits, make, make_fp8, make_mxfp4,
 )  # fmt: skip
-from tilemoe.integrations import quantized_experts
+from tilemoe.integrations import kept_quantized, quantized_experts
 from tilemoe.transformers import QuantizedExpertsConfig
 
 LIMITS = {"fp8": 0.51, "mxfp4": 0.27, "nf4": 0.29, "nf4_double": 0.27, "nvfp4": 0.29}
@@ -199,7 +199,7 @@ def test_other_layers_of_a_model(checkpoint):
 )
 def test_what_cannot_be_kept_is_left_to_transformers(changed, why, tmp_path, monkeypatch):
     said = []
-    logger = tilemoe.integrations.quantized_loading.logger
+    logger = kept_quantized.logger
     monkeypatch.setattr(logger, "warning_once", said.append)
     folder = make_fp8("qwen3_moe", tmp_path, FP8 | changed)
     model = load(folder)  # transformers dequantises on a CPU

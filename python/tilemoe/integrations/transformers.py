@@ -42,9 +42,9 @@ def register(name: str = "tilemoe") -> None:
 
     ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
     ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # of FP8Experts
-    from . import quantized_loading
+    from . import kept_quantized
 
-    quantized_loading.register()
+    kept_quantized.register()
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
     except ImportError:
