@@ -7,8 +7,8 @@ and its experts, with PEFT, transformers' Trainer and TileMoE, on one GPU or a C
     python examples/finetune/lora.py --model Qwen/Qwen3-30B-A3B --text my.txt --quantize nf4
 
 Experts of checkpoints in MXFP4 (gpt-oss) and FP8 stay quantised; --quantize quantises those of a
-checkpoint in 16 bits while it is loaded (QLoRA). Without --model the model is random, tiny and reads bytes: nothing is downloaded, and a CPU takes
-half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, on a CPU
+checkpoint in 16 bits while it is loaded (QLoRA). Without --model the model is random, tiny and
+reads bytes: nothing is downloaded, and a CPU takes half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, on a CPU
 with the same bits. --output gets the adapters in PEFT's format, and a picture of the loss.
 """
 

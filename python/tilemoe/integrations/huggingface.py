@@ -190,7 +190,8 @@ def _stack(
         n = partner_of(state_dict, first, f"{prefix}experts.0.{family.gate}.weight").shape[0]
         if n % _FP8_ROWS:  # the blocks of gate and up rows would overlap
             raise ValueError(
-                f"{first}: the experts have {n} gate rows in FP8, expected a multiple of {_FP8_ROWS}"
+                f"{first}: the experts have {n} gate rows in FP8, expected a multiple of "
+                f"{_FP8_ROWS}"
             )
     shapes = {"gate": n_d, "up": n_d, "down": n_d[::-1]}
     tensors: dict[str, list[Tensor]] = {"gate_up": [], "down": []}
@@ -216,8 +217,8 @@ def _stack(
 def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
     """Convert ours to the names and layouts of the hub's files of a family: "deepseek_v3",
     "qwen3_moe", "qwen3_next", "olmoe", "mixtral" or "gpt_oss"; experts in FP8 and gpt-oss's in
-    MXFP4 stay so. transformers' `from_pretrained` reads them. The inverse of `from_huggingface`, with the same
-    bits.
+    MXFP4 stay so. transformers' `from_pretrained` reads them. The inverse of `from_huggingface`,
+    with the same bits.
 
     Raises:
         ValueError: another family, or an entry that the family does not support.

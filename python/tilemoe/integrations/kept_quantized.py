@@ -52,7 +52,8 @@ class _Keeping(HfQuantizer):
             why = why_not_here(model.config) or self._why_not(model, experts)
             self.keeps_experts = not why and bool(experts)
             if why:
-                logger.warning_once(f"tilemoe: experts are not kept in {config.quant_method}: {why}")
+                method = getattr(config.quant_method, "value", config.quant_method)
+                logger.warning_once(f"tilemoe: experts are not kept in {method}: {why}")
         if not self.keeps_experts:
             environment, options = self._environment
             super().validate_environment(*environment, **options)
@@ -194,8 +195,8 @@ def _put_loaded(
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if any(t.device.type == "meta" for name, t in present.items() if name.startswith(weight)):
         raise NotImplementedError(
-            f"tilemoe: {weight} of {type(module).__qualname__} is quantised and cannot be offloaded "
-            "to the CPU or a disk"
+            f"tilemoe: {weight} of {type(module).__qualname__} is quantised and cannot be "
+            "offloaded to the CPU or a disk"
         )
     transposed = is_stored_transposed(module, format)
     made = QuantizedExperts.from_state_dict(present, weight, transposed=transposed, dtype=dtype)

@@ -1,7 +1,8 @@
 """Experts that are quantised while a model of transformers in 16 bits is loaded, and in its files:
 the quantizer of `QuantizedExpertsConfig`.
 
-Its classes derive from transformers'. kept_quantized.py has those of checkpoints in other formats."""
+Its classes derive from transformers'. kept_quantized.py has those of checkpoints in MXFP4 and
+FP8."""
 
 from typing import Any
 
@@ -76,7 +77,8 @@ class TileMoEQuantizer(HfQuantizer):
         if why or not experts:
             why = why or "it has no experts with transformers' interface"
             raise NotImplementedError(
-                f"tilemoe: the experts of this {type(model).__qualname__} cannot be quantised: {why}"
+                f"tilemoe: the experts of this {type(model).__qualname__} cannot be quantised: "
+                f"{why}"
             )
         if self.pre_quantized:
             for module in experts.values():
