@@ -60,6 +60,11 @@ void fuzz_sizes(World& world, Choices& choices) {
     experts.rank_1 = static_cast<int32_t>(any_number(choices));
     experts.rank_2 = static_cast<int32_t>(8 * choices.between(-1, 33));
   }
+  if (choices.one_in(3)) {
+    experts.format_1 = static_cast<tilemoe_format>(choices.between(-1, 6));
+    experts.format_2 = static_cast<tilemoe_format>(choices.between(-1, 6));
+    experts.weight_blocks = static_cast<int32_t>(any_number(choices));
+  }
 
   int64_t capacity = -7;
   check_size(world, tilemoe_routing_capacity(&spec, &capacity), capacity == -7);
@@ -339,6 +344,8 @@ void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
   call.hazard(
       [&experts, rank = any_number(choices_)] { experts.rank_1 = static_cast<int32_t>(rank); });
   call.hazard([&experts] { experts.rank_2 += 8; });
+  call.hazard([&experts] { experts.format_1 = TILEMOE_FORMAT_FP8; });  // no call has its arrays
+  call.hazard([&experts] { experts.weight_blocks = -1; });
   call.hazard([&experts] { experts.struct_size = 0; });
 }
 

@@ -121,6 +121,10 @@ tilemoe_quantized_weights Quantized::view(const Tensors& weights) const {
     made.*field = view_of(kWeightNames[place], &arrays_[place * kArrays], format, transposed,
                           values_of(*weights[place], transposed != 0));
   }
+  // The shapes of W1 and W2 are checked with the layer's sizes.
+  if (of(kW1Up) && describe_shape(*weights[kW1Up]) != describe_shape(*weights[kW1]))
+    refuse("W1_up has shape " + describe_shape(*weights[kW1Up]) + " and W1 " +
+           describe_shape(*weights[kW1]) + ", expected the same");
   return made;
 }
 

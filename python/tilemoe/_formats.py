@@ -163,7 +163,8 @@ def _e2m1_of(values: Tensor, bounds: list[float]) -> Tensor:
 
 def _next(value: float) -> float:
     """The float32 after a value."""
-    return torch.nextafter(torch.tensor(value), torch.tensor(torch.inf)).item()
+    single = lambda number: torch.tensor(number, device="cpu")
+    return torch.nextafter(single(value), single(torch.inf)).item()
 
 
 _AWAY = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]  # halves are rounded away from zero
@@ -228,16 +229,16 @@ def _dequantize_nvfp4(of: Arrays, out: Tensor) -> None:
 # ---------------------------------------------------------------- NF4
 
 
-def nf4_map(device: torch.device | None = None) -> Tensor:
+def nf4_map(device: torch.device | str = "cpu") -> Tensor:
     return torch.tensor(NF4, device=device)
 
 
 def dynamic_map() -> Tensor:
     """(256) float32 on the CPU: the values of bitsandbytes' 8-bit codes, sorted. Seven decades have
     2^i values of each sign, the middles of equal parts of 10^(i - 7) to 10^(i - 6)."""
-    values = [torch.tensor([0.0, 1.0])]
+    values = [torch.tensor([0.0, 1.0], device="cpu")]
     for i in range(7):
-        ends = torch.linspace(0.1, 1, 2**i + 1)
+        ends = torch.linspace(0.1, 1, 2**i + 1, device="cpu")
         middles = 10 ** (i - 6) * ((ends[:-1] + ends[1:]) / 2)
         values += [middles, -middles]
     return torch.cat(values).sort()[0]

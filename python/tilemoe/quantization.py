@@ -49,19 +49,17 @@ class QuantizedExperts(NamedTuple):
     values that `dequantize` returns in x's dtype, and have one weight in 16 bits at a time.
 
     Shape:
-        With (E, R, C) = (E, out, in), or (E, in, out) if `transposed`:
+        (E, R, C) is (E, out, in), or (E, in, out) if `transposed`. Products and sums are of
+        float32.
 
-        | format | codes | scales | value |
-        |---|---|---|---|
-        | fp8 | (E, R, C) float8_e4m3fn | (E, R / 128, C / 128) float32, rounded up | code * scale |
-        | mxfp4 | (E, R, C / 32, 16) bytes, e2m1, the low half first | (E, R, C / 32) bytes, e8m0 |
-          code * 2^(scale - 127) |
-        | nf4 | (E R C / 2, 1) bytes, the high half first | (E R C / 64) float32 |
-          map[code] * scale |
-        | nf4_double | the same | (E R C / 64) bytes | map[code] * (scale_map[scale] *
-          scale_of_scales + scale_offset), with one scale_of_scales for 256 scales |
-        | nvfp4 | (E, R, C / 2) bytes, e2m1, the low half first | (E, R, C / 16) float8_e4m3fn |
-          code * (scale_of_scales * scale), with one scale_of_scales for an expert |
+        fp8: codes (E, R, C) float8_e4m3fn; scales (E, R / 128, C / 128) float32, rounded up.
+        mxfp4: codes (E, R, C / 32, 16) bytes of two e2m1, the low half first; scales (E, R, C / 32)
+        bytes, e8m0.
+        nf4: codes (E R C / 2, 1) bytes, the high half first; scales (E R C / 64) float32.
+        nf4_double: codes as nf4; scales (E R C / 64) bytes, which stand for scale_map[scale] *
+        scale_of_scales + scale_offset, with one scale_of_scales for 256 of them.
+        nvfp4: codes (E, R, C / 2) bytes of two e2m1, the low half first; scales (E, R, C / 16)
+        float8_e4m3fn, which stand for scale_of_scales * scale, with one of these for each expert.
     """
 
     format: Format
@@ -338,7 +336,8 @@ def _check_nf4(name: str, state: dict[str, Any], quant_map: Tensor) -> torch.dty
 
 
 def _packed_json(values: dict[str, Any]) -> Tensor:
-    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
+    data = list(json.dumps(values).encode())
+    return torch.tensor(data, dtype=torch.uint8, device="cpu")
 
 
 def _unpacked_json(tensor: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`quantize_`: modules whose experts have quantised weights, with the state dicts of checkpoints."""
+"""`quantize_`: modules whose experts have quantised weights, with state dicts of checkpoints."""
 
 from __future__ import annotations
 
@@ -47,9 +47,6 @@ class QuantizedWeight(nn.Module):
         return QuantizedExperts(
             self.format, self.shape, self.transposed, *arrays, self.dtype  # type: ignore[arg-type]
         )
-
-    def forward(self) -> QuantizedExperts:
-        return self.value()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
         # Seen as bytes, which fn moves but does not cast.

@@ -373,6 +373,12 @@ def quantized_weights(job, x, spread, own, lora):
             O.square().sum().backward()
             found.append((O, leaf.grad))
         assert all(torch.equal(a, b) and a.any() for a, b in zip(*found))
+    try:
+        tilemoe.quantize_(spread, "fp8")
+    except NotImplementedError as error:
+        assert "quantize_ does not support experts with an expert_mesh" in str(error), error
+    else:
+        raise AssertionError("quantize_ of spread experts is not refused")
     if job.world > 1:
         try:
             tilemoe.expert_parallel.moe(x, logits, *narrow, K=K, group=group, chunks=2)

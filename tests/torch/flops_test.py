@@ -79,6 +79,18 @@ def test_what_is_frozen_is_left_out(name, overwrite_H):
     assert counted(lambda: out.backward(torch.ones_like(out)))[0] == OF_ONE[name] * GEMM
 
 
+def test_quantized_weights():
+    """GEMMs of the frozen layer: the conversion counts nothing."""
+    given = layer()
+    for name in ("W1", "W2"):
+        given[name] = tilemoe.quantize_experts(given[name], "fp8")
+    for name in ("b1", "b2"):
+        given[name].requires_grad_(False)
+    forward, out = counted(lambda: tilemoe.moe(**given))
+    assert forward == 3 * GEMM
+    assert counted(lambda: out.backward(torch.ones_like(out)))[0] == 3 * GEMM
+
+
 def test_gate_and_up_apart():
     given = layer()
     W1 = given.pop("W1").detach()

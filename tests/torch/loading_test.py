@@ -116,7 +116,7 @@ def test_torch_absent(use):
 
 
 def test_what_needs_no_torch():
-    assert succeeds(WHAT_NEEDS_NONE) == "[0, 2, 0, 1, 1, 0, 0, 0, 1] []"
+    assert succeeds(WHAT_NEEDS_NONE) == "[0, 2, 0, 1, 1, 0, 0, 0, 1, 1] []"
     program = f"{WITHOUT_TORCH}; sys.argv = ['options']; from tilemoe import _options_table as t; t.main()"
     assert succeeds(program).startswith("| option | default |")
     assert last_line(f"{WITHOUT_TORCH}\ntilemoe.none").startswith("AttributeError: module 'tilemoe'")

@@ -12,6 +12,7 @@ import lora_test
 import tilemoe
 from checks import Calls, refused, same_bits
 from lora_test import adapted
+from peak_memory_test import allocations, live_sums
 from quantized_support import E, K, T, WEIGHTS, d, factors, layer, n, quantized
 from random_layers import normal, results
 from target import DEVICE
@@ -177,6 +178,25 @@ def test_nothing_of_16_bits_is_saved(format):
     assert saved_by(narrow) <= saved_by(values) + 64 < values["W2"].nbytes + saved_by(values)
 
 
+@pytest.mark.cpu
+@pytest.mark.parametrize("blocks", [1, E])
+def test_the_peak_has_one_weight_in_16_bits(blocks):
+    """Above that of the dequantised layer, forward and backward."""
+    tensors = layer(torch.bfloat16)
+    narrow, values = quantized(tensors, "nf4")
+    leaves = [tensors["x"], tensors["logits_or_scores"]]
+
+    def peak(weights):
+        step = lambda: torch.autograd.grad(
+            tilemoe.moe(**weights, K=K, weight_blocks=blocks).sum(), leaves
+        )
+        step()
+        return max(live_sums(allocations(step)))
+
+    scratch = values["W1"].nbytes // blocks
+    assert scratch / 2 < peak(narrow) - peak(values) <= scratch + 4096
+
+
 @pytest.mark.parametrize("format", [1, 2, 3, 4, 5])
 def test_layer_bytes_count_the_scratch(format):
     numbers = tilemoe.options.Options(K=K).numbers
@@ -224,6 +244,8 @@ def test_wrong_weights_are_named():
         refused(ValueError, sentence, call, W2=W2._replace(**change))
     fewer_rows = tilemoe.quantize_experts(values["W1"][:, :-8], "nf4")
     refused(ValueError, "W1 has shape .* and W2", call, W1=fewer_rows)
+    fewer_rows = tilemoe.quantize_experts(values["W1_up"][:, :-8], "nf4")
+    refused(ValueError, "W1_up has shape .* and W1 .* the same", call, W1_up=fewer_rows)
     refused(ValueError, "W2.codes is on meta", call, W2=W2.to("meta"))
     requiring = W2._replace(scales=W2.scales.clone().requires_grad_())
     refused(NotImplementedError, "an array of a quantised weight requires", call, W2=requiring)

@@ -44,6 +44,12 @@ given = tilemoe.WeightGradients(W1=torch.zeros(E, 2 * n, d))
 tilemoe.moe(x, logits, W1, W2, K=K, weight_grad_out=given, overwrite_H=True).sum().backward()
 assert given.W1 is not None and given.W1.abs().sum() > 0
 
+narrow = tilemoe.quantize_experts(torch.randn(E, d, n), "nf4")
+assert_type(narrow, tilemoe.QuantizedExperts)
+assert_type(narrow.dequantize(torch.bfloat16), Tensor)
+assert_type(narrow.state_dict("down_proj"), dict[str, Tensor])
+assert_type(tilemoe.moe(x, logits, W1, narrow, K=K, weight_blocks=2), Tensor)
+
 layer = tilemoe.MoE(hidden_size=d, intermediate_size=n, num_experts=E, top_k=K, return_aux=False)
 model = torch.nn.Sequential(torch.nn.LayerNorm(d), layer)
 assert model(x).shape == (T, d)

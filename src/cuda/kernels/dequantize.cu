@@ -55,6 +55,9 @@ constexpr bool is_nf4(tilemoe_format format) {
   return format == TILEMOE_FORMAT_NF4 || format == TILEMOE_FORMAT_NF4_DOUBLE;
 }
 
+template <tilemoe_format kFormat>
+constexpr bool kIsNf4 = is_nf4(kFormat);
+
 // Vectors that share a scale, in the order of the codes.
 constexpr int vectors_of_scale(tilemoe_format format) {
   switch (format) {
@@ -165,8 +168,7 @@ class Dequantizer {
       if constexpr (kFp8) {
         values_of(code[k], value);
       } else {
-        constexpr bool kHighFirst = is_nf4(kFormat);
-        values_of<kHighFirst>(code[k], shared_.number, value);
+        values_of<kIsNf4<kFormat>>(code[k], shared_.number, value);
       }
 #pragma unroll
       for (float& number : value) number *= factor;
