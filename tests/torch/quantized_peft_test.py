@@ -141,6 +141,7 @@ def test_merging(base):
     active = logits(model)
     model.get_base_model().dequantize()
     assert torch.equal(logits(model), active)
+    assert all("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
     merged = logits(model.merge_and_unload())
     assert (merged - active).norm() / active.norm() < 0.05
 

@@ -163,7 +163,8 @@ def is_stored_transposed(experts: nn.Module, format: Format) -> bool:
 
 
 def dequantize(experts: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Make parameters of the module's quantised weights."""
+    """Make parameters of the module's quantised weights. They stay frozen: adapters of them may be
+    trained."""
     for weight in names(experts):
         quantized = get(experts, weight)
         assert quantized is not None
@@ -171,7 +172,7 @@ def dequantize(experts: nn.Module, dtype: torch.dtype | None = None) -> None:
         for field in Arrays._fields:
             experts._buffers.pop(_buffer(weight, field), None)
         stored = (W.mT if experts.is_transposed else W).contiguous()
-        experts.register_parameter(weight, nn.Parameter(stored))
+        experts.register_parameter(weight, nn.Parameter(stored, requires_grad=False))
         del getattr(experts, _ATTRIBUTE)[weight]
 
 
