@@ -4,6 +4,7 @@ the quantizer of `QuantizedExpertsConfig`.
 Its classes derive from transformers'. kept_quantized.py has those of checkpoints in MXFP4 and
 FP8."""
 
+import math
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from .transformers import is_tilemoe
 from .transformers_loop import dispatching_forward
 
 METHOD = "tilemoe"
-_BITS = {"fp8": 8.002, "mxfp4": 4.25, "nf4": 4.5, "nf4_double": 4.127, "nvfp4": 4.5}
 _SUFFIXES = (  # of the names in checkpoints of all formats
     "_blocks", "_scales", "_scale_inv", "_scale_2", "_scale", r"\.nested_absmax",
     r"\.nested_quant_map", r"\.absmax", r"\.quant_map", r"\.quant_state\.bitsandbytes__nf4", "",
@@ -95,7 +95,7 @@ class TileMoEQuantizer(HfQuantizer):
 
     def param_element_size(self, model: Any, param_name: str, param: torch.Tensor) -> float:
         if not self.pre_quantized and self.param_needs_quantization(model, param_name):
-            return _BITS[self.quantization_config.format] / 8
+            return _bytes_of_a_value(self.quantization_config.format)
         return super().param_element_size(model, param_name, param)
 
     def get_quantize_ops(self) -> ConversionOps:
@@ -181,6 +181,13 @@ class _Deserialize(ConversionOps):
         return {}
 
 
+def _bytes_of_a_value(format: Format) -> float:
+    """With its share of the scales."""
+    R = C = 4096
+    arrays = shapes_of(format, 1, R, C).values()
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays) / (R * C)
+
+
 def _pattern(weight: str, suffix: str) -> str:
     return rf"(?<=\.){weight}{suffix}$"
 
@@ -211,10 +218,10 @@ def quantize(model: nn.Module, format: Format = "nf4") -> None:
     quantizer.preprocess_model(model)
     for module in experts_of(model, None).values():
         for weight in weights_of(module):
-            W = module._parameters.pop(weight)
+            W = module._parameters[weight]
             assert W is not None
             quantized_experts.quantize(module, weight, W.detach(), format)
-            del W
+            del W  # before the next one
     model.hf_quantizer = quantizer  # type: ignore[assignment]
     quantizer.postprocess_model(model)
 
