@@ -82,7 +82,15 @@ def attach(module: nn.Module, name: str, weight: QuantizedExperts) -> None:
     if not any(isinstance(child, QuantizedWeight) for child in module.children()):
         module.register_load_state_dict_pre_hook(_load)
     delattr(module, name)
-    module.add_module(name, QuantizedWeight(weight))
+    child = QuantizedWeight(weight)
+    module.add_module(name, child)
+    # torch.distributed.checkpoint follows the names of a state dict as attributes.
+    for checkpoint_name in weight.names(name):
+        first, *below = checkpoint_name.split(".")
+        if first != name:
+            object.__setattr__(module, first, child)
+        for part in below:
+            object.__setattr__(child, part, child)
 
 
 def _load(

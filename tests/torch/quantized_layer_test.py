@@ -326,6 +326,19 @@ def test_module(format):
         assert torch.equal(other.to(DEVICE)(x), O)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_state_dict_of_torchs_checkpoints(format):
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    made, other = module(format), module(format)
+    state = dcp.get_model_state_dict(made)
+    assert state.keys() == made.state_dict().keys()
+    for array in other.experts.down_proj.buffers():
+        array.zero_()
+    dcp.set_model_state_dict(other, state)
+    same_bits(*(dict(of.named_buffers()) for of in (other, made)))
+
+
 def test_a_module_that_moves_and_is_cast():
     made = module("fp8")
     arrays = made.experts.down_proj.value().arrays
