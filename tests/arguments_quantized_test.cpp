@@ -7,24 +7,6 @@
 namespace tilemoe::arguments {
 namespace {
 
-// The arrays of a weight in the problem's arena, zeros.
-tilemoe_quantized new_weight(Problem& p, tilemoe_format format, int64_t count, int64_t experts) {
-  const auto bytes = [&](int64_t size) { return p.integers({(size + 3) / 4}).data; };
-  const auto floats = [&](int64_t size) { return static_cast<float*>(bytes(4 * size)); };
-  tilemoe_quantized weight{};
-  weight.format = format;
-  weight.codes = bytes(format == TILEMOE_FORMAT_FP8 ? count : count / 2);
-  weight.scales = bytes(format == TILEMOE_FORMAT_NVFP4        ? count / 16
-                        : format == TILEMOE_FORMAT_NF4_DOUBLE ? count / 64
-                                                              : 4 * count / 64);
-  if (format == TILEMOE_FORMAT_NF4_DOUBLE) {
-    weight.scale_map = floats(256), weight.scale_offset = floats(1);
-    weight.scale_of_scales = floats((count / 64 + 255) / 256);
-  }
-  if (format == TILEMOE_FORMAT_NVFP4) weight.scale_of_scales = floats(experts);
-  return weight;
-}
-
 // A layer whose W1 is NF4_DOUBLE, and W2 NVFP4.
 template <bool kBackward, bool kSplit = false>
 struct QuantizedPass : Pass<kBackward, kSplit> {
@@ -191,19 +173,6 @@ TEST(QuantizedArguments, AdaptersOfAnAbsentWeight) {
 }
 
 // ------------------------------------------------- a whole weight
-
-struct Dequantizing : virtual Problem {
-  Dequantizing() {
-    args.struct_size = sizeof args;
-    args.weight = new_weight(*this, TILEMOE_FORMAT_NF4_DOUBLE, kE * kN * kD, kE);
-    args.out = floats({kE, kN, kD});
-  }
-  const char* function() const { return "tilemoe_dequantize"; }
-  tilemoe_status call() { return tilemoe_dequantize(args_pointer); }
-
-  tilemoe_dequantize_args args{};
-  const tilemoe_dequantize_args* args_pointer = &args;
-};
 
 TEST(QuantizedArguments, Dequantize) {
   using P = Dequantizing;

@@ -1,4 +1,5 @@
-// Valid calls of the entries that choose, route, size and sum, for the argument tests to change.
+// Valid calls of the entries that choose, route, size, sum and dequantise, for the argument tests to
+// change.
 #pragma once
 
 #include <memory>
@@ -289,6 +290,33 @@ struct SizesOf : Sizes {
         return tilemoe_workspace_bytes(query_pointer, &bytes);
     }
   }
+};
+
+// The arrays of a weight in the problem's arena, zeros.
+inline tilemoe_quantized new_weight(Problem& p, tilemoe_format format, int64_t count,
+                                    int64_t experts) {
+  const auto bytes = [&](int64_t size) { return p.integers({(size + 3) / 4}).data; };
+  const auto floats = [&](int64_t size) { return static_cast<float*>(bytes(4 * size)); };
+  tilemoe_quantized weight{};
+  weight.format = format;
+  weight.codes = bytes(format == TILEMOE_FORMAT_FP8 ? count : count / 2);
+  weight.scales = bytes(format == TILEMOE_FORMAT_NVFP4        ? count / 16
+                        : format == TILEMOE_FORMAT_NF4_DOUBLE ? count / 64
+                                                              : 4 * count / 64);
+  if (format == TILEMOE_FORMAT_NF4_DOUBLE) {
+    weight.scale_map = floats(256), weight.scale_offset = floats(1);
+    weight.scale_of_scales = floats((count / 64 + 255) / 256);
+  }
+  if (format == TILEMOE_FORMAT_NVFP4) weight.scale_of_scales = floats(experts);
+  return weight;
+}
+
+struct Dequantizing : Entry<tilemoe_dequantize_args, tilemoe_dequantize> {
+  Dequantizing() {
+    args.weight = new_weight(*this, TILEMOE_FORMAT_NF4_DOUBLE, kE * kN * kD, kE);
+    args.out = floats({kE, kN, kD});
+  }
+  const char* function() const { return "tilemoe_dequantize"; }
 };
 
 }  // namespace tilemoe::arguments

@@ -29,12 +29,12 @@ Computed run(const Inputs& inputs) {
 
 class LayerQuantized : public testing::TestWithParam<Case> {};
 
-TEST_P(LayerQuantized, HasTheBitsOfTheDequantized) {
+TEST_P(LayerQuantized, HasTheSameBits) {
   const Inputs inputs = make_inputs(GetParam(), 5);
   expect_same_bits(run(inputs), run(dequantized(inputs)));
 }
 
-TEST_P(LayerQuantized, HasTheBitsInBlocksOfExperts) {
+TEST_P(LayerQuantized, HasThemInBlocks) {
   Inputs inputs = make_inputs(GetParam(), 6);
   inputs.test_case.weight_blocks = 0;
   const Computed whole = run(inputs);

@@ -218,8 +218,9 @@ class QuantizedExperts(NamedTuple):
             dtype = _check_nf4(name, state, _found(tensors, f"{name}.quant_map"))
             stored = tuple(state["shape"])
             if format == "nf4_double":
-                offset = torch.tensor([state["nested_offset"]], dtype=torch.float32)
-                arrays["scale_offset"] = offset.to(arrays["codes"].device)
+                arrays["scale_offset"] = torch.tensor(
+                    [state["nested_offset"]], dtype=torch.float32, device=arrays["codes"].device
+                )
         else:
             arrays, stored = _as_stored(format, arrays)
         if len(stored) != 3:
@@ -248,7 +249,8 @@ def quantize_experts(
     The codes and the scales are bitwise equal to those of the format's owner, on the CPU and on a
     GPU: transformers' (fp8, mxfp4), bitsandbytes' CPU code (nf4, nf4_double), torchao's (nvfp4,
     with one scale of scales for each expert). mxfp4 rounds the weight to bfloat16 first, as its
-    owner does.
+    owner does. The offset of nf4_double is a mean on the CPU, whose last bit depends on torch's
+    number of threads there, as in bitsandbytes.
 
     Args:
         W: the weight; float32, bfloat16 or float16.

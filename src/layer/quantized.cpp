@@ -99,8 +99,10 @@ void check_values(const char* name, tilemoe_format format, const Values& values)
 }
 
 void check_weight(const char* name, const tilemoe_quantized& weight, const Values& values) {
-  TILEMOE_CHECK(weight.transposed == 0 || weight.transposed == 1,
-                name << ".transposed is " << weight.transposed << ", expected 0 or 1");
+  const bool given = weight.format != TILEMOE_FORMAT_NONE;
+  TILEMOE_CHECK(weight.transposed == 0 || (given && weight.transposed == 1),
+                name << ".transposed is " << weight.transposed << ", expected "
+                     << (given ? "0 or 1" : "0: the format is none"));
   check_values(name, weight.format, values);
   for (const Array& array : arrays_of(weight, values).of) {
     TILEMOE_CHECK((array.data != nullptr) == (array.bytes > 0),

@@ -29,7 +29,7 @@ def same(narrow, other):
 def test_codes_and_values_are_those_of_the_cpu(format, dtype):
     W = normal(3, 1024, 2048, seed=1, dtype=dtype)
     W[0, :5] = 0
-    W[1] *= torch.exp2(torch.arange(1024) % 40 - 20).unsqueeze(1).to(dtype)
+    W[1] *= torch.exp2(torch.arange(1024) % 16 - 8).unsqueeze(1).to(dtype)
     here, there = (tilemoe.quantize_experts(w, format) for w in (W, W.cpu()))
     same(here, there)
     for out in (torch.float32, *DTYPES):
@@ -89,7 +89,8 @@ def test_the_host_does_not_wait():
 def test_a_compiled_layer():
     tensors = layer(torch.bfloat16)
     narrow, values = quantized(tensors, "mxfp4")
-    agree(narrow, values, factors(tensors), compiled(tilemoe.moe), tilemoe.moe, K=K)
+    how = dict(K=K, overwrite_H=False)  # as a trace
+    agree(narrow, values, factors(tensors), compiled(tilemoe.moe), tilemoe.moe, **how)
 
 
 def test_memory():

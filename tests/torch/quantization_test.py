@@ -320,6 +320,19 @@ def test_copies(format):
     assert format in repr(quantized) and str((E, R, C)) in repr(quantized)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_default_device_is_not_read(format):
+    W = normal(E, R, C, seed=16, dtype=torch.bfloat16)
+    want = quantize_experts(W, format)
+    with torch.device("meta"):
+        quantized = quantize_experts(W, format)
+        found = QuantizedExperts.from_state_dict(quantized.state_dict("X"), "X")
+        values = found.dequantize()
+    same(quantized.arrays, want.arrays)
+    same(found.arrays, want.arrays)
+    assert torch.equal(values, want.dequantize())
+
+
 def test_wrong_weights_are_refused():
     W = normal(E, R, C, seed=14, dtype=torch.bfloat16)
     refused(ValueError, "format is 'int4', expected one of fp8, mxfp4", quantize_experts, W, "int4")
