@@ -28,7 +28,7 @@ import tilemoe.transformers
 from checks import Calls, same_bits
 from finetune_test import save_tokenizer
 from peak_memory_test import allocations, live_sums
-from quantized_checkpoints import make, make_mxfp4
+from quantized_checkpoints import load, make, make_mxfp4
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "finetune" / "lora.py"
@@ -289,8 +289,9 @@ def test_a_checkpoint(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["mxfp4", "nf4"])
 def test_a_quantised_model(kind, tmp_path, capsys):
-    """A checkpoint in MXFP4 as it is, and one in 16 bits by --quantize; the plan says so."""
-    folder, tuned = tmp_path / "model", tmp_path / "tuned"
+    """A checkpoint in MXFP4 as it is, and one in 16 bits by --quantize; the plan says so. Losses and
+    adapters are those of a run with the dequantised checkpoint."""
+    folder, tuned, in_16_bits = (tmp_path / name for name in ("model", "tuned", "in 16 bits"))
     folder.mkdir()
     options = []
     if kind == "mxfp4":
@@ -300,21 +301,34 @@ def test_a_quantised_model(kind, tmp_path, capsys):
         options = ["--quantize", kind]
     save_tokenizer(folder)
     (tmp_path / "text").write_text((ROOT / "README.md").read_text())
-    options += ["--model", folder, "--text", tmp_path / "text", "--length", 32, "--steps", 3]
+    common = "--text", tmp_path / "text", "--length", 32, "--steps", 3, "--save-every", 1
+    common += ("--no-checkpointing",)
+    options += ["--model", folder, *common]
     with Calls() as calls:
-        assert run(*options, "--no-checkpointing", "--output", tuned) == 0
+        assert run(*options, "--output", tuned) == 0
     backward = calls.of("experts_lora_backward_over_H")
     number = 2 if kind == "mxfp4" else 3  # tilemoe_format of W1, W1_up and W2
     assert len(backward) == 6 and all(args[11][:3] == [number, 0, number] for args in backward)
     printed = capsys.readouterr().out
     assert f"experts in {kind}, other weights in bfloat16" in printed
     assert any("experts" in name for name in adapters(tuned))
+
+    how = {}
+    if kind == "nf4":
+        how = dict(quantization_config=tilemoe.transformers.QuantizedExpertsConfig(kind))
+    load(folder, **how).dequantize().save_pretrained(in_16_bits)
+    save_tokenizer(in_16_bits)
+    other = tmp_path / "other"
+    assert run("--model", in_16_bits, *common, "--output", other) == 0
+    losses = lambda of: [e[key] for e in history(of, 3) for key in ("loss", "eval_loss") if key in e]
+    assert losses(tuned) == losses(other) and len(set(losses(tuned))) == 7
+    same_bits(adapters(tuned), adapters(other))
     if kind == "mxfp4":
         why = "is quantised already (mxfp4)"
         assert why in refused(*options, "--quantize", "nf4", "--output", tuned)
     else:
         assert "has quantize nf4, not None" in refused(
-            *options[2:], "--no-checkpointing", "--output", tuned, "--resume"
+            *options[2:], "--output", tuned, "--resume"
         )
 
 

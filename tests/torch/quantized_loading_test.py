@@ -61,6 +61,11 @@ def assert_resident(model, format):
     assert model.get_memory_footprint() < 2 * model.num_parameters() * 0.8
 
 
+def same_order(model, want):
+    """PEFT names adapters by the order of a module's parameters."""
+    assert [name for name, _ in model.named_parameters()] == [n for n, _ in want.named_parameters()]
+
+
 @pytest.mark.parametrize(
     "name, method", [("gpt_oss", "mxfp4"), ("qwen3_moe", "fp8"), ("deepseek_v3", "fp8")]
 )
@@ -73,6 +78,7 @@ def test_a_quantised_checkpoint(name, method, checkpoint, tmp_path):
     assert len(forms) == len(experts_of(model))
     want = load(folder, quantization_config=copy.deepcopy(DEQUANTIZE[method]))
     assert not any(map(quantized_experts.names, experts_of(want)))
+    same_order(model, want)
     assert torch.equal(logits(model), logits(want))
 
     model.save_pretrained(tmp_path)
@@ -108,6 +114,7 @@ def test_a_16_bit_checkpoint(name, format, checkpoint, tmp_path, monkeypatch):
     assert len(read) == 4
     assert_resident(model, format)
     want = load(checkpoint(name))
+    same_order(model, want)
     for experts, original in zip(experts_of(model), experts_of(want), strict=True):
         for weight in ("gate_up_proj", "down_proj"):
             W = getattr(original, weight).detach()

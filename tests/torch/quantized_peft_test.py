@@ -150,7 +150,7 @@ def test_what_is_refused(base):
     model = adapted(base("nf4"))
     model.add_adapter("other", config_of())
     model.base_model.set_adapter(["default", "other"])
-    sentence = "gate_up_proj, which is quantised, cannot be computed: 2 adapters are active"
+    sentence = "down_proj, which is quantised, cannot be computed: 2 adapters are active"
     refused(NotImplementedError, sentence, logits, model)
     model.set_adapter("default")
     model.base_model.model.set_experts_implementation("grouped_mm")

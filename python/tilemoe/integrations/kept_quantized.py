@@ -101,8 +101,9 @@ class Mxfp4Quantizer(_Keeping, Mxfp4HfQuantizer):
             return
         for module in experts_of(model, self.quantization_config.modules_to_not_convert).values():
             for weight in weights_of(module):
-                W = module._parameters.pop(weight)
+                W = module._parameters[weight]
                 assert W is not None
+                module._parameters[weight] = None  # its place stays
                 self._dtype = W.dtype
                 E, out, width = (W.mT if module.is_transposed else W).shape
                 shapes = shapes_of("mxfp4", E, out, width)

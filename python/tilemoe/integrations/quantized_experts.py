@@ -86,8 +86,9 @@ def buffers(experts: nn.Module) -> set[str]:
 
 
 def put(experts: nn.Module, weight: str, quantized: QuantizedExperts) -> None:
-    """Replace a parameter of the module by its quantised form."""
-    for ending in ("", *_LOADED):
+    """Replace a parameter of the module by its quantised form. The order of the parameters stays:
+    PEFT nests the wrappers of weights, and so names their adapters, in this order."""
+    for ending in _LOADED:
         experts._parameters.pop(weight + ending, None)
         experts._buffers.pop(weight + ending, None)
     dtypes = []
