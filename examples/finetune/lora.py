@@ -4,9 +4,11 @@ and its experts, with PEFT, transformers' Trainer and TileMoE, on one GPU or a C
     python examples/finetune/lora.py
     python examples/finetune/lora.py --model allenai/OLMoE-1B-7B-0924 --text my.txt --plan
     python examples/finetune/lora.py --model allenai/OLMoE-1B-7B-0924 --text my.txt
+    python examples/finetune/lora.py --model Qwen/Qwen3-30B-A3B --text my.txt --quantize nf4
 
-Without --model the model is random, tiny and reads bytes: nothing is downloaded, and a CPU takes
-half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, on a CPU
+Experts of checkpoints in MXFP4 (gpt-oss) and FP8 stay quantised; --quantize quantises those of a
+checkpoint in 16 bits while it is loaded (QLoRA). Without --model the model is random, tiny and
+reads bytes: nothing is downloaded, and a CPU takes half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, on a CPU
 with the same bits. --output gets the adapters in PEFT's format, and a picture of the loss.
 """
 
@@ -31,8 +33,7 @@ try:
     from torch.utils._pytree import tree_leaves
     from transformers import (
         AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer,
-        Mxfp4Config, PrinterCallback, Qwen3MoeConfig, Trainer, TrainerCallback, TrainingArguments,
-        set_seed,
+        PrinterCallback, Qwen3MoeConfig, Trainer, TrainerCallback, TrainingArguments, set_seed,
     )  # fmt: skip
 
     import tilemoe.peft
@@ -51,7 +52,10 @@ TINY = Qwen3MoeConfig(
     num_experts_per_tok=2, initializer_range=0.1,
 )  # fmt: skip
 # What the options of a resumed run must be the same in, so that it continues with the same bits.
-IDENTITY = ("model", "rank", "batch", "length", "steps", "learning_rate", "seed", "text_sha256")
+IDENTITY = (
+    "model", "quantize", "rank", "batch", "length", "steps", "learning_rate", "seed", "text_sha256",
+)  # fmt: skip
+FORMATS = ("nf4", "nf4_double", "mxfp4", "nvfp4", "fp8")
 USABLE = 0.92  # of the memory that is free: the rest is lost to the allocator, or CUDA's
 
 
@@ -61,6 +65,7 @@ def arguments(argv):
     option("--model", help="a checkpoint's folder or name; default: a tiny random one")
     option("--text", type=Path, nargs="+", help="files (.gz too); default: a dictionary, or docs/")
     option("--plan", action="store_true", help="print the memory that a step needs, and stop")
+    option("--quantize", choices=FORMATS, help="quantise the experts of a checkpoint in 16 bits")
     option("--rank", type=int, default=16, help="of the adapters (default: 16)")
     option("--batch", type=int, help="sequences per step; default: 1, without --model 8")
     option("--length", type=int, help="tokens per sequence; default: 2048, without --model 128")
@@ -83,6 +88,7 @@ def arguments(argv):
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected 1 or more")
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.dtype = torch.bfloat16 if args.model or args.device == "cuda" else torch.float32
+    args.format = args.quantize  # of the experts; None: 16 bits
     args.build = dict(dtype=args.dtype, experts_implementation="tilemoe")
     return args
 
@@ -96,11 +102,26 @@ def configuration(args):
     except (OSError, ValueError) as why:
         sys.exit(f"error: --model {args.model}: {str(why).strip().splitlines()[0]}")
     if stored := getattr(config, "quantization_config", None):
-        method = stored["quant_method"] if isinstance(stored, dict) else stored.quant_method
-        if method != "mxfp4":  # gpt-oss, which transformers can convert while it is loaded
-            sys.exit(f"error: {args.model} is quantized ({method}), expected weights in 16 bits")
-        return config, {"quantization_config": Mxfp4Config(dequantize=True)}
+        stored = stored if isinstance(stored, dict) else stored.to_dict()
+        format = stored.get("format", stored["quant_method"])  # of QuantizedExpertsConfig
+        if format not in FORMATS:
+            why = f"is quantised ({format}), expected 16 bits, MXFP4 or FP8"
+            sys.exit(f"error: {args.model} {why}")
+        if args.quantize:
+            sys.exit(f"error: --quantize: {args.model} is quantised already ({format})")
+        args.format = format
+        return config, {}
+    if args.quantize:
+        options = tilemoe.transformers.QuantizedExpertsConfig(args.quantize)
+        return config, {"quantization_config": options}
     return config, {}
+
+
+def quantize(model, format):
+    try:
+        tilemoe.transformers.quantize(model, format)
+    except ValueError as why:  # a size
+        sys.exit(f"error: --quantize: {why}")
 
 
 def with_adapters(model, rank):
@@ -127,11 +148,11 @@ def with_adapters(model, rank):
 class LiveMemory(TorchDispatchMode):
     """Counts the bytes of the tensors that exist, fake ones too, and keeps the largest sum."""
 
-    def __init__(self, parameters):
+    def __init__(self, resident):
         super().__init__()
         self.sizes, self.live, self.peak = {}, 0, 0
-        for parameter in parameters:
-            self.add(parameter)
+        for tensor in resident:
+            self.add(tensor)
         self.resident = self.live
 
     def add(self, tensor):
@@ -159,20 +180,31 @@ def workspace(function, args):
         return 0
     named = dict(zip((argument.name for argument in function._schema.arguments), args))
     (_, d, n), size = named["weights"][2].shape, named["X"].element_size()
+    formats = named.get("formats") or [0, 0, 0]
+    # A quantised weight in 16 bits; a split gate's two are one.
+    of = lambda *places: size * sum(named["weights"][i].numel() for i in places if formats[i])
+    W1, W2 = of(0, 1), of(2)
     if "capacity" in named:  # forward
-        return named["capacity"] * (n + d) * size
-    ranks = named["P1"].shape[-1] + named["P2"].shape[-1]
-    return named["H"].shape[0] * (max(n, d) + ranks) * size
+        return named["capacity"] * n * size + max(W1, named["capacity"] * d * size + W2)
+    rows = named["H"].shape[0] * size
+    r1, r2 = named["P1"].shape[-1], named["P2"].shape[-1]
+    return max(rows * (n + r2) + W2, rows * (d + r1) + W1)
 
 
 def replace_by_fakes(model):
-    """Its parameters and buffers become tensors without memory."""
+    """Its parameters and buffers become tensors without memory, but those that have none anyway."""
     made = {}
+    has_memory = lambda t: t is not None and t.element_size() > 0
     like = lambda t: torch.empty(t.shape, dtype=t.dtype, requires_grad=t.requires_grad)
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
-            present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+            present = {name: tensor for name, tensor in tensors.items() if has_memory(tensor)}
             tensors.update({name: made.setdefault(t, like(t)) for name, t in present.items()})
+
+
+def quantized(model):
+    """The buffers of quantised weights."""
+    return [buffer for buffer in model.buffers() if buffer.dtype == torch.uint8]
 
 
 def step_memory(config, args, checkpointing):
@@ -182,6 +214,8 @@ def step_memory(config, args, checkpointing):
     that exist at that time; so the peak is less than the sum of all parts."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, **args.build)
+        if args.format:
+            quantize(model, args.format)
         model = with_adapters(model, args.rank).train()
     model.config.use_cache = False
     if model.config._attn_implementation == "sdpa":  # would make a mask for fake tensors alone
@@ -191,11 +225,12 @@ def step_memory(config, args, checkpointing):
     if checkpointing:
         model.gradient_checkpointing_enable()
     frozen = sum(p.nbytes for p in model.parameters() if not p.requires_grad)
+    frozen += sum(b.nbytes for b in quantized(model))
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     with FakeTensorMode():
         replace_by_fakes(model)
         ids = torch.zeros(args.batch, args.length, dtype=torch.int64)
-        with LiveMemory(model.parameters()) as memory:
+        with LiveMemory([*model.parameters(), *quantized(model)]) as memory:
             with torch.autocast("cpu", torch.bfloat16, enabled=args.dtype == torch.bfloat16):
                 loss = model(input_ids=ids, labels=ids).loss
             loss.backward()
@@ -207,10 +242,13 @@ def step_memory(config, args, checkpointing):
 def fits(config, args):
     """Print the memory of a step -> whether it fits the device."""
     both = {way: step_memory(config, args, way) for way in (False, True)}
+    weights = f"weights in {str(args.dtype).removeprefix('torch.')}"
+    if args.format:
+        weights = f"experts in {args.format}, other {weights}"
     unit, name = (2**30, "GiB") if both[True]["peak"] > 2**30 else (2**20, "MiB")
     print(
         f"computed: memory in {name} of a step of {args.batch} x {args.length} tokens, adapters of "
-        f"rank {args.rank} in float32, weights in {str(args.dtype).removeprefix('torch.')}\n"
+        f"rank {args.rank} in float32, {weights}\n"
         f"{'':12}{'as is':>12}{'with checkpointing':>22}"
     )
     for what in both[True]:
@@ -341,6 +379,8 @@ def run(args):
     set_seed(args.seed)
     if args.model is None:
         model = AutoModelForCausalLM.from_config(config, **args.build)
+        if args.quantize:
+            quantize(model, args.quantize)
     else:
         options |= args.build | dict(device_map=args.device)
         model = AutoModelForCausalLM.from_pretrained(args.model, **options)

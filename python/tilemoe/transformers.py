@@ -7,6 +7,14 @@
 The model's weights are read in place, in the layout that their class declares: nothing is copied,
 converted or renamed, so checkpoints, optimizers and adapters do not change.
 
+Experts of checkpoints in MXFP4 and FP8 stay quantised, and a checkpoint in 16 bits is quantised while
+it is loaded:
+
+    config = tilemoe.transformers.QuantizedExpertsConfig("nf4")
+    model = AutoModelForCausalLM.from_pretrained(
+        name, experts_implementation="tilemoe", quantization_config=config
+    )
+
 The activation is not derived from a name: the class's own `_apply_gate` (or `act_fn`, without a
 gate) is evaluated once, on the CPU, over a grid of values, and the form with the same values and
 gradients is used. The class's own forward then computes random tokens with small random weights, and
@@ -15,6 +23,20 @@ parameter, buffer, submodule or flag that the experts interface does not describ
 NotImplementedError.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .integrations.transformers import prepare, register
 
-__all__ = ["prepare", "register"]
+if TYPE_CHECKING:
+    from .integrations.quantized_loading import QuantizedExpertsConfig, quantize
+
+__all__ = ["QuantizedExpertsConfig", "prepare", "quantize", "register"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of classes that derive from transformers', which is imported when they are used."""
+    if name in ("QuantizedExpertsConfig", "quantize"):
+        from .integrations import quantized_loading
+
+        return getattr(quantized_loading, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,13 +57,17 @@ def test_a_model_of_transformers(page, block, printed, monkeypatch):
     def small(name, **options):
         assert name == "allenai/OLMoE-1B-7B-0924"
         assert options.pop("dtype") is torch.bfloat16 and options.pop("device_map") == "auto"
+        quantization = options.pop("quantization_config", None)
         torch.manual_seed(0)
         config = transformers.Qwen3MoeConfig(
             vocab_size=32, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
             num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8,
             num_experts=4, num_experts_per_tok=2,
         )  # fmt: skip
-        return transformers.AutoModelForCausalLM.from_config(config, **options)
+        model = transformers.AutoModelForCausalLM.from_config(config, **options)
+        if quantization is not None:
+            tilemoe.transformers.quantize(model, quantization.format)
+        return model
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", small)
     names = {}
@@ -74,6 +78,8 @@ def test_a_model_of_transformers(page, block, printed, monkeypatch):
     monkeypatch.setattr(tilemoe.functional, "moe", called)
     ours = model(ids).logits
     assert len(calls) == 1
+    if "QuantizedExpertsConfig" in block:
+        model = model.dequantize()
     model.set_experts_implementation("eager")
     assert (ours - model(ids).logits).abs().max() < 1e-5
     assert len(calls) == 1

@@ -28,6 +28,7 @@ import tilemoe.transformers
 from checks import Calls, same_bits
 from finetune_test import save_tokenizer
 from peak_memory_test import allocations, live_sums
+from quantized_checkpoints import load, make, make_mxfp4
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "finetune" / "lora.py"
@@ -185,17 +186,23 @@ SIZED = Qwen3MoeConfig(
 SLACK = 3 * MIB  # the CPU's partial sums
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-def test_the_plan_is_what_torch_allocates(checkpointing):
-    args = lora.arguments(["--batch", "4", "--length", "256"])
+@pytest.mark.parametrize(
+    "checkpointing, options",
+    [(False, []), (True, []), (True, ["--quantize", "nf4"])],
+    ids=["", "checkpointing", "quantised"],
+)
+def test_the_plan_is_what_torch_allocates(checkpointing, options):
+    args = lora.arguments(["--batch", "4", "--length", "256", *options])
     parts = lora.step_memory(SIZED, args, checkpointing)
     model = AutoModelForCausalLM.from_config(SIZED, **args.build)
+    if args.quantize:
+        lora.quantize(model, args.quantize)
     model = lora.with_adapters(model, args.rank).train()
     model.config.use_cache = False
     if checkpointing:
         model.gradient_checkpointing_enable()
     trained = [p for p in model.parameters() if p.requires_grad]
-    frozen = [p for p in model.parameters() if not p.requires_grad]
+    frozen = [p for p in model.parameters() if not p.requires_grad] + lora.quantized(model)
     optimizer = torch.optim.AdamW(trained)
     ids = torch.randint(0, 256, (4, 256))
 
@@ -218,13 +225,16 @@ def test_the_plan_is_what_torch_allocates(checkpointing):
     assert parts["peak"] == resident + parts["activations"]
 
 
-def test_the_pages_table_is_computed():
-    """A row of it; benchmarks/finetune_memory.py writes them all."""
+@pytest.mark.parametrize("format", [None, "nf4"])
+def test_the_pages_tables_are_computed(format):
+    """A row of each; benchmarks/finetune_memory.py writes them all."""
     page = (ROOT / "docs" / "finetuning.md").read_text()
-    table = page.split(finetune_memory.START)[1].split(finetune_memory.END)[0]
+    start = finetune_memory.QUANTISED if format else finetune_memory.START
+    table = page.split(start)[1].split(finetune_memory.END)[0]
     rows = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in table.splitlines()}
-    assert set(finetune_memory.MODELS) < set(rows)
-    parts = finetune_memory.memory("OLMoE-1B-7B")
+    listed = set(finetune_memory.FORMATS) if format else {*finetune_memory.MODELS} - {"gpt-oss-120b"}
+    assert listed < set(rows)
+    parts = finetune_memory.memory("OLMoE-1B-7B", format=format)
     sizes = parts["weights"], 4 * parts["adapters"], parts["activations"]
     want = [float(cell) for cell in rows["OLMoE-1B-7B"][1:4]]
     assert [size / 2**30 for size in sizes] == pytest.approx(want, abs=0.06, rel=0.01)
@@ -277,11 +287,56 @@ def test_a_checkpoint(tmp_path, capsys):
     assert names - {""} == attention | {"mlp.experts", "mlp.experts.base_layer"}
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "nf4"])
+def test_a_quantised_model(kind, tmp_path, capsys):
+    """A checkpoint in MXFP4 as it is, and one in 16 bits by --quantize; the plan says so. Losses and
+    adapters are those of a run with the dequantised checkpoint."""
+    folder, tuned, in_16_bits = (tmp_path / name for name in ("model", "tuned", "in 16 bits"))
+    folder.mkdir()
+    options = []
+    if kind == "mxfp4":
+        make_mxfp4(folder, vocab_size=512)
+    else:
+        make("qwen3_moe", folder, vocab_size=512)
+        options = ["--quantize", kind]
+    save_tokenizer(folder)
+    (tmp_path / "text").write_text((ROOT / "README.md").read_text())
+    common = "--text", tmp_path / "text", "--length", 32, "--steps", 3, "--save-every", 1
+    common += ("--no-checkpointing",)
+    options += ["--model", folder, *common]
+    with Calls() as calls:
+        assert run(*options, "--output", tuned) == 0
+    backward = calls.of("experts_lora_backward_over_H")
+    number = 2 if kind == "mxfp4" else 3  # tilemoe_format of W1, W1_up and W2
+    assert len(backward) == 6 and all(args[11][:3] == [number, 0, number] for args in backward)
+    printed = capsys.readouterr().out
+    assert f"experts in {kind}, other weights in bfloat16" in printed
+    assert any("experts" in name for name in adapters(tuned))
+
+    how = {}
+    if kind == "nf4":
+        how = dict(quantization_config=tilemoe.transformers.QuantizedExpertsConfig(kind))
+    load(folder, **how).dequantize().save_pretrained(in_16_bits)
+    save_tokenizer(in_16_bits)
+    other = tmp_path / "other"
+    assert run("--model", in_16_bits, *common, "--output", other) == 0
+    losses = lambda of: [e[key] for e in history(of, 3) for key in ("loss", "eval_loss") if key in e]
+    assert losses(tuned) == losses(other) and len(set(losses(tuned))) == 7
+    same_bits(adapters(tuned), adapters(other))
+    if kind == "mxfp4":
+        why = "is quantised already (mxfp4)"
+        assert why in refused(*options, "--quantize", "nf4", "--output", tuned)
+    else:
+        assert "has quantize nf4, not None" in refused(
+            *options[2:], "--output", tuned, "--resume"
+        )
+
+
 def test_what_is_refused(tmp_path, whole, capsys):
     dense, quantized = tmp_path / "dense", tmp_path / "quantized"
     sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
     save_config(Qwen3Config(**sizes), dense, "Qwen3ForCausalLM")
-    config = Qwen3MoeConfig(**sizes, quantization_config={"quant_method": "fp8"})
+    config = Qwen3MoeConfig(**sizes, quantization_config={"quant_method": "awq"})
     save_config(config, quantized, "Qwen3MoeForCausalLM")
     odd = Qwen3MoeConfig(**sizes, moe_intermediate_size=20, num_experts=8)
     save_config(odd, tmp_path / "odd", "Qwen3MoeForCausalLM")
@@ -289,7 +344,7 @@ def test_what_is_refused(tmp_path, whole, capsys):
     (tmp_path / "short").write_text("a few words")
     for options, why in [
         (["--model", dense], "Qwen3ForCausalLM has no experts that TileMoE supports"),
-        (["--model", quantized], "is quantized (fp8), expected weights in 16 bits"),
+        (["--model", quantized], "is quantised (awq), expected 16 bits, MXFP4 or FP8"),
         (["--model", tmp_path / "odd"], "its widths are 32 and 20, expected multiples of 8"),
         (["--model", new], f"--model {new}: "),
         (["--text", new, "--output", new], f"No such file or directory: '{new}'"),

@@ -34,17 +34,22 @@ NEED = {
         "pretrain_trained_test.py::test_an_exported_tokenizer_gives_the_same_tokens",
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
         "quantization_test.py::test_fp8_is_transformers",
-        "quantization_test.py::test_mxfp4_dequantizes_as_transformers",
-        "transformers_forms_test.py", "transformers_models_test.py", "transformers_routers_test.py",
+        "quantization_test.py::test_mxfp4_dequantizes_as_transformers", "quantized_loading_test.py",
+        "quantized_peft_test.py", "transformers_forms_test.py", "transformers_models_test.py",
+        "transformers_routers_test.py",
         "transformers_test.py",
     ],  # fmt: skip
-    "accelerate": ["finetune_lora_test.py", "finetune_test.py"],
+    "accelerate": [
+        "finetune_lora_test.py", "finetune_test.py", "quantized_loading_test.py",
+        "quantized_peft_test.py",
+    ],  # fmt: skip
     "peft": [
         "cuda_documentation_test.py::test_the_block_of_finetuning",
         "documentation_test.py::test_a_block",
         "documentation_test.py::test_a_model_of_transformers", "finetune_lora_test.py",
         "peft_distributed_test.py",
         "peft_layouts_test.py", "peft_operations_test.py", "peft_refusals_test.py", "peft_test.py",
+        "quantized_peft_test.py",
     ],  # fmt: skip
     "trl": ["peft_trl_test.py"],
     "mypy": ["typing_test.py::test_a_type_checker_accepts_the_package_and_a_program_that_uses_it"],

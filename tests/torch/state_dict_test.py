@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tilemoe
 from checks import refused, short
 from comparison import assert_close
 from module_support import E, d, make, n, same_bits
@@ -12,6 +13,11 @@ from tilemoe.state_dict import (
     from_huggingface, from_scattermoe, from_torchtitan, to_huggingface, to_scattermoe,
     to_torchtitan,
 )  # fmt: skip
+
+def as_bytes(state):
+    """float8 has no comparison."""
+    return {key: t.contiguous().view(torch.uint8) for key, t in state.items()}
+
 
 TITAN = "routed_experts.inner_experts."
 
@@ -220,16 +226,80 @@ def test_what_is_missing_or_does_not_fit_is_named():
         from_huggingface(odd)
 
 
-def test_quantized_checkpoints_are_refused():
-    mxfp4 = {"mlp.experts.gate_up_proj_blocks": torch.zeros(E, 2 * n, 1, 16, dtype=torch.uint8)}
-    with pytest.raises(ValueError, match="gate_up_proj_blocks: these weights are MXFP4: .*dequant"):
-        from_huggingface(mxfp4)
+def test_experts_in_fp8():
+    """The hub's files, one weight per expert: a quantised layer computes with their values."""
+    g, e4m3 = torch.Generator().manual_seed(0), torch.float8_e4m3fn
+    wide, long = 256, 384  # n, d: two and three blocks
+    hub, values = {"mlp.gate.weight": torch.randn(E, long, generator=g)}, {}
+    for e in range(E):
+        for name, shape in (("gate", (wide, long)), ("up", (wide, long)), ("down", (long, wide))):
+            codes = torch.randn(shape, generator=g).to(e4m3)
+            scales = torch.rand(shape[0] // 128, shape[1] // 128, generator=g) / 16
+            key = f"mlp.experts.{e}.{name}_proj.weight"
+            hub |= {key: codes, key + "_scale_inv": scales}
+            whole = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            values[key] = codes.float() * whole
+    ours = from_huggingface(hub)
+    same_bits(as_bytes(to_huggingface(ours, "qwen3_moe")), as_bytes(hub))
+    build = lambda: make(sizes=(long, wide, E, 2))
+    layer, want = tilemoe.quantize_(build(), "fp8"), build()
+    load = lambda layer, state: layer.load_state_dict(
+        {key.removeprefix("mlp."): tensor for key, tensor in state.items()}
+    )
+    load(layer, ours)
+    unscaled = {key: values.get(key, t) for key, t in hub.items() if "_scale_inv" not in key}
+    load(want, from_huggingface(unscaled))
+    x = torch.randn(5, long, generator=g)
+    assert torch.equal(layer(x)[0], want(x)[0])
+    refused(
+        ValueError, "experts.1.up_proj.weight_scale_inv is not", from_huggingface,
+        without(hub, "mlp.experts.1.up_proj.weight_scale_inv"),
+    )  # fmt: skip
+
+
+def test_gpt_oss_in_mxfp4():
+    """Its blocks are not transposed; gate and up rows are interleaved, as in 16 bits."""
+    g, wide, long = torch.Generator().manual_seed(0), 64, 96
+    hub = {
+        "mlp.router.weight": torch.randn(E, long, generator=g),
+        "mlp.router.bias": torch.randn(E, generator=g),
+        "mlp.experts.gate_up_proj_bias": torch.randn(E, 2 * wide, generator=g),
+        "mlp.experts.down_proj_bias": torch.randn(E, long, generator=g),
+    }
+    dequantized = dict(hub)
+    for name, out, width in (("gate_up_proj", 2 * wide, long), ("down_proj", long, wide)):
+        W = torch.randn(E, out, width, generator=g) * width**-0.5
+        quantized = tilemoe.quantize_experts(W, "mxfp4")
+        hub |= quantized.state_dict(f"mlp.experts.{name}")
+        dequantized[f"mlp.experts.{name}"] = quantized.dequantize().mT.contiguous()
+    ours = from_huggingface(hub)
+    same_bits(to_huggingface(ours, "gpt_oss"), hub)
+    build = lambda: make(
+        sizes=(long, wide, E, 2), bias=True, router_bias=True, clamp=7.0, alpha=1.702, up_shift=1.0,
+        scoring="softmax_over_chosen",
+    )  # fmt: skip
+    layer, want = tilemoe.quantize_(build(), "mxfp4"), build()
+    for of, state in ((layer, ours), (want, from_huggingface(dequantized))):
+        of.load_state_dict({key.removeprefix("mlp."): tensor for key, tensor in state.items()})
+    x = torch.randn(5, long, generator=g)
+    assert torch.equal(layer(x)[0], want(x)[0])
+
+
+def test_other_quantized_weights_are_refused():
     scaled = hub_state() | {"experts.0.up_proj.weight_scale_inv": torch.ones(1, 1)}
-    with pytest.raises(ValueError, match="weight_scale_inv: quantized weights are not supported"):
-        from_huggingface(scaled)
+    sentence = "weight_scale_inv: expected 16 bits, or routed experts in MXFP4 or FP8"
+    refused(ValueError, sentence, from_huggingface, scaled)
     low = hub_state()
-    low["experts.1.up_proj.weight"] = low["experts.1.up_proj.weight"].to(torch.float8_e4m3fn)
-    refused(ValueError, "experts.1.up_proj.weight: quantized", from_huggingface, low)
+    for dtype, why in ((torch.float8_e4m3fn, "_scale_inv is not"), (torch.int8, "expected 16")):
+        low["experts.1.up_proj.weight"] = low["experts.1.up_proj.weight"].to(dtype)
+        refused(ValueError, f"experts.1.up_proj.weight.*{why}", from_huggingface, low)
+    shared = {"shared_experts.up_proj.weight": torch.ones(4, 8).to(torch.float8_e4m3fn)}
+    refused(ValueError, "shared_experts.up_proj.weight: expected 16 bits", from_huggingface, shared)
+    W = torch.ones(24, 128).to(torch.float8_e4m3fn)
+    odd = {f"experts.0.{name}_proj.weight": W for name in ("gate", "up")}
+    odd["experts.0.down_proj.weight"] = W.mT
+    odd |= {key + "_scale_inv": torch.ones(1, 1) for key in odd}
+    refused(ValueError, "have 24 gate rows in FP8, expected a multiple", from_huggingface, odd)
 
 
 @pytest.mark.parametrize(

@@ -415,19 +415,14 @@ class UndecoratedExperts(torch.nn.Module):
     pass
 
 
-class FP8Experts(torch.nn.Module):
-    pass
-
-
 @pytest.mark.parametrize(
     "module, why",
     [
         (UndecoratedExperts(), "0 is a UndecoratedExperts, which is not decorated with"),
-        (FP8Experts(), "0 is a FP8Experts, which has implementations of its own"),
         (torch.nn.Linear(2, 2), "it has no experts module"),
         (torch.nn.ModuleDict({"experts": torch.nn.ModuleList()}), "0.experts is a ModuleList"),
     ],
-    ids=["undecorated", "fp8", "none", "list"],
+    ids=["undecorated", "none", "list"],
 )
 def test_a_model_of_which_nothing_is_computed(module, why):
     with pytest.warns(UserWarning, match=f"computes nothing of this ModuleList: {why}") as seen:

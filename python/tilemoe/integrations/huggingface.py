@@ -32,7 +32,7 @@ _FAMILIES = {
     "qwen3_moe": _Family(),
     "qwen3_next": _Family(shared="shared_expert", has=("shared_expert_gate.weight",)),
 }
-_OF_ONE_EXPERT = re.compile(r"(?:^|(?<=\.))experts\.(\d+)\.(\w+)\.weight$")
+_OF_ONE_EXPERT = re.compile(r"(?:^|(?<=\.))experts\.(\d+)\.(\w+)\.weight(_scale_inv)?$")
 _ROLES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _ROLES |= {"w1": "gate", "w3": "up", "w2": "down"}
 _SHARED = tuple(f"{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
@@ -52,6 +52,8 @@ _OF_MXFP4 = tuple(
     for name in ("gate_up_proj", "down_proj")
     for part in ("blocks", "scales")
 )
+_FP8_SCALES = "_scale_inv"
+_FP8_ROWS = 128  # with one scale
 
 
 # ---------------------------------------------------------------- to ours
@@ -60,29 +62,31 @@ _OF_MXFP4 = tuple(
 def from_huggingface(state_dict: StateDict) -> dict[str, Tensor]:
     """Convert checkpoints of DeepSeek-V3, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral and gpt-oss to
     ours, from the hub's own files (one entry per expert) or from transformers' models (stacked).
-    Values do not change.
+    Values do not change. Routed experts in MXFP4 (gpt-oss) and FP8 stay so, for a layer after
+    `tilemoe.quantize_` with this format.
 
     All entries of a layer must be in the state dict: merge the files of a sharded checkpoint first.
     Mixtral's `block_sparse_moe` becomes `mlp`, as in transformers; other prefixes do not change.
 
     Raises:
         ValueError: an expert, or one of its weights, is missing; a shape does not fit the other
-            shapes; or the weights are quantized (MXFP4, float8).
+            shapes; or other weights than those of routed experts are quantised.
     """
     converted: dict[str, Tensor | None] = {}
-    layers: dict[str, dict[tuple[int, str], str]] = {}  # prefix: {(expert, role): key}
+    # (prefix, ending): {(expert, role): key}
+    layers: dict[tuple[str, str], dict[tuple[int, str], str]] = {}
     for key, tensor in state_dict.items():
-        _refuse_quantized(key, tensor)
+        _check_quantized(state_dict, key, tensor)
         found = _OF_ONE_EXPERT.search(key)
         if found is None or found[2] not in _ROLES:
             name, value = _converted(state_dict, key, tensor)
             converted[name] = value
             continue
-        prefix, role = key[: found.start()], _ROLES[found[2]]
-        layers.setdefault(prefix, {})[int(found[1]), role] = key
-        converted.setdefault(_in_mlp(prefix) + _stacked_name(role), None)  # its place
-    for prefix, keys in layers.items():
-        stacked = _stack(state_dict, prefix, keys)
+        prefix, role, ending = key[: found.start()], _ROLES[found[2]], found[3] or ""
+        layers.setdefault((prefix, ending), {})[int(found[1]), role] = key
+        converted.setdefault(_in_mlp(prefix) + _stacked_name(role) + ending, None)  # its place
+    for (prefix, ending), keys in layers.items():
+        stacked = _stack(state_dict, prefix, ending, keys)
         converted.update({_in_mlp(prefix) + name: tensor for name, tensor in stacked.items()})
     return {name: tensor for name, tensor in converted.items() if tensor is not None}
 
@@ -95,22 +99,27 @@ def _stacked_name(role: str) -> str:
     return "experts.down_proj" if role == "down" else "experts.gate_up_proj"
 
 
-def _refuse_quantized(key: str, tensor: Tensor) -> None:
-    if split_key(key, _OF_MXFP4)[1] is not None:
-        raise ValueError(
-            f"{key}: these weights are MXFP4: load the model by transformers with "
-            "Mxfp4Config(dequantize=True) and take its state dict"
-        )
+def _check_quantized(state_dict: StateDict, key: str, tensor: Tensor) -> None:
+    """Accepts codes and scales of routed experts in MXFP4 and FP8."""
     is_of_experts = re.search(r"(^|\.)(shared_)?experts?\.", key) is not None
-    if is_of_experts and (key.endswith("_scale_inv") or tensor.dtype.itemsize < 2):
-        raise ValueError(f"{key}: quantized weights are not supported: dequantize the checkpoint")
+    is_quantized = key.endswith(_FP8_SCALES) or tensor.dtype.itemsize < 2
+    if not is_of_experts or not is_quantized or split_key(key, _OF_MXFP4)[1] is not None:
+        return
+    codes = key.removesuffix(_FP8_SCALES)
+    is_routed = re.search(r"(^|\.)experts\.", key) is not None
+    if is_routed and partner_of(state_dict, key, codes).dtype == torch.float8_e4m3fn:
+        partner_of(state_dict, key, codes + _FP8_SCALES)
+    else:
+        raise ValueError(
+            f"{key}: expected 16 bits, or routed experts in MXFP4 or FP8: dequantize the checkpoint"
+        )
 
 
 def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Tensor]:
     """The name and the value of an entry that is not the weight of a single expert."""
     stacked = tuple(f"experts.{name}" for name in _STACKED)
     routers, shared = ("router.weight", "router.bias"), [f"shared_expert.{w}" for w in _SHARED]
-    prefix, ending = split_key(key, (*stacked, *routers, *shared))
+    prefix, ending = split_key(key, (*stacked, *routers, *shared, *_OF_MXFP4))
     if ending is None:
         return _in_mlp(key), tensor
     if ending in shared:
@@ -118,6 +127,10 @@ def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Te
     if ending in routers:
         is_of_a_layer = any(other.startswith(prefix + "experts.") for other in state_dict)
         return (prefix + ending.replace("router", "gate") if is_of_a_layer else key), tensor
+    if prefix + "experts.gate_up_proj_blocks" in state_dict:  # (E, out, in), not transposed
+        is_gpt_oss = prefix + "experts.gate_up_proj_bias" in state_dict  # interleaved
+        is_first = ending.startswith("experts.gate_up_proj")
+        return key, _halves_of_pairs(tensor) if is_gpt_oss and is_first else tensor
     if prefix + "experts.up_proj" in state_dict or not _is_transposed(state_dict, key, prefix):
         return key, tensor
     partner_of(state_dict, key, prefix + "experts.gate_up_proj_bias")
@@ -154,9 +167,10 @@ def _halves_of_pairs(tensor: Tensor) -> Tensor:
 
 
 def _stack(
-    state_dict: StateDict, prefix: str, keys: Mapping[tuple[int, str], str]
+    state_dict: StateDict, prefix: str, ending: str, keys: Mapping[tuple[int, str], str]
 ) -> dict[str, Tensor]:
-    """One layer's single experts -> gate_up_proj (E, 2n, d), down_proj (E, d, n)."""
+    """One layer's single experts -> gate_up_proj (E, 2n, d), down_proj (E, d, n), or the scales of
+    both, whose names have an ending."""
     E = max(e for e, _ in keys) + 1
     router = state_dict.get(prefix + "gate.weight")
     if router is not None:
@@ -168,24 +182,32 @@ def _stack(
         E = router.shape[0]
     first = next(iter(keys.values()))
     is_mixtrals = first.rsplit(".", 2)[1] in ("w1", "w2", "w3")
+    end = f".weight{ending}"
     family = _FAMILIES["mixtral" if is_mixtrals else "qwen3_moe"]
     names = {"gate": family.gate, "up": family.up, "down": family.down}
-    n_d = partner_of(state_dict, first, f"{prefix}experts.0.{family.gate}.weight").shape
+    n_d = partner_of(state_dict, first, f"{prefix}experts.0.{family.gate}{end}").shape
+    if ending:
+        n = partner_of(state_dict, first, f"{prefix}experts.0.{family.gate}.weight").shape[0]
+        if n % _FP8_ROWS:  # the blocks of gate and up rows would overlap
+            raise ValueError(
+                f"{first}: the experts have {n} gate rows in FP8, expected a multiple of "
+                f"{_FP8_ROWS}"
+            )
     shapes = {"gate": n_d, "up": n_d, "down": n_d[::-1]}
     tensors: dict[str, list[Tensor]] = {"gate_up": [], "down": []}
     for e in range(E):
         for role, name in names.items():
-            key = f"{prefix}experts.{e}.{name}.weight"
+            key = f"{prefix}experts.{e}.{name}{end}"
             tensor = partner_of(state_dict, first, key)
             if tensor.shape != shapes[role]:
                 raise ValueError(
                     f"{key} has shape {tuple(tensor.shape)}, expected {tuple(shapes[role])}, as "
-                    f"{prefix}experts.0.{family.gate}.weight has {tuple(n_d)}"
+                    f"{prefix}experts.0.{family.gate}{end} has {tuple(n_d)}"
                 )
             tensors["down" if role == "down" else "gate_up"].append(tensor)
     return {
-        "experts.gate_up_proj": torch.cat(tensors["gate_up"]).unflatten(0, (E, -1)),
-        "experts.down_proj": torch.stack(tensors["down"]),
+        "experts.gate_up_proj" + ending: torch.cat(tensors["gate_up"]).unflatten(0, (E, -1)),
+        "experts.down_proj" + ending: torch.stack(tensors["down"]),
     }
 
 
@@ -194,9 +216,9 @@ def _stack(
 
 def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
     """Convert ours to the names and layouts of the hub's files of a family: "deepseek_v3",
-    "qwen3_moe", "qwen3_next", "olmoe", "mixtral" or "gpt_oss" (in bfloat16, not MXFP4).
-    transformers' `from_pretrained` reads them. The inverse of `from_huggingface`, with the same
-    bits.
+    "qwen3_moe", "qwen3_next", "olmoe", "mixtral" or "gpt_oss"; experts in FP8 and gpt-oss's in
+    MXFP4 stay so. transformers' `from_pretrained` reads them. The inverse of `from_huggingface`,
+    with the same bits.
 
     Raises:
         ValueError: another family, or an entry that the family does not support.
@@ -205,6 +227,7 @@ def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
     shared = tuple(f"shared_experts.{weight}" for weight in _SHARED)
     unsupported = set(_OPTIONAL) - set(form.has) | set(() if form.shared else shared)
     stacked = ("experts.gate_up_proj", "experts.down_proj")
+    stacked += _OF_MXFP4 if family == "gpt_oss" else tuple(name + _FP8_SCALES for name in stacked)
     split = _as_gpt_oss if family == "gpt_oss" else _single_experts
     converted = {}
     for key, tensor in state_dict.items():
@@ -226,16 +249,17 @@ def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
 
 
 def _single_experts(ending: str, tensor: Tensor, form: _Family) -> dict[str, Tensor]:
-    if ending == "experts.gate_up_proj":
+    name = ending.removesuffix(_FP8_SCALES)
+    if name == "experts.gate_up_proj":
         parts = {form.gate: tensor.chunk(2, dim=1)[0], form.up: tensor.chunk(2, dim=1)[1]}
-    elif ending == "experts.down_proj":
+    elif name == "experts.down_proj":
         parts = {form.down: tensor}
     else:
         return {ending: tensor}
     return {
-        f"experts.{e}.{name}.weight": part[e].clone()
+        f"experts.{e}.{of}.weight{ending.removeprefix(name)}": part[e].clone()
         for e in range(tensor.shape[0])
-        for name, part in parts.items()
+        for of, part in parts.items()
     }
 
 
@@ -243,7 +267,7 @@ def _as_gpt_oss(ending: str, tensor: Tensor, form: _Family) -> dict[str, Tensor]
     interleaved = lambda rows: rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
     if ending == "experts.gate_up_proj":
         return {ending: interleaved(tensor).mT.contiguous()}
-    if ending == "experts.gate_up_proj_bias":
+    if ending.startswith("experts.gate_up_proj_"):  # the bias, MXFP4's blocks and scales
         return {ending: interleaved(tensor).contiguous()}
     if ending == "experts.down_proj":
         return {ending: tensor.mT.contiguous()}

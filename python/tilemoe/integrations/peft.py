@@ -16,10 +16,10 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..distributed.dtensor import is_dtensor
 from ..lora import MAX_RANK
-from . import expert_adapters, peft_layouts, peft_targets
+from . import expert_adapters, peft_layouts, peft_targets, quantized_experts
 from .expert_adapters import Adapter
 from .peft_layouts import Roles
-from .transformers import experts_forward
+from .transformers import is_tilemoe
 from .transformers_loop import dispatching_forward
 
 _OURS = "_is_of_tilemoe"
@@ -64,6 +64,7 @@ def register(*, ambiguous_roles: Roles | None = None) -> None:
     replaced: list[tuple[type, str, Callable]] = [
         (ParamWrapper, "_activate_lora", _activation),
         (LoraModel, "_prepare_model", _preparation),
+        (LoraModel, "_check_merge_allowed", _merging),
         (LoraModel, "_remap_adapter_state_dict_for_load", _loading),
         (PeftConfigMixin, "from_peft_type", _configuring),
         (PeftAdapterMixin, "load_adapter", _loading_of_transformers),
@@ -129,6 +130,24 @@ def _preparation(theirs: Callable) -> Callable:
         theirs(self, config, model)
 
     return _prepare_model
+
+
+def _merging(theirs: Callable) -> Callable:
+    """LoraModel._check_merge_allowed: `theirs`, and a check for quantised weights, before the first
+    module is merged."""
+
+    @wraps(theirs)
+    def _check_merge_allowed(self: Any) -> None:
+        theirs(self)
+        for name, module in self.model.named_modules():
+            weight = getattr(module, "parameter_name", None)
+            if weight in quantized_experts.names(_innermost(module)):
+                raise ValueError(
+                    f"tilemoe.peft: adapters of {name}.{weight} cannot be merged into a quantised "
+                    "weight: call model.dequantize() first, or load the base in 16 bits"
+                )
+
+    return _check_merge_allowed
 
 
 def _configuring(theirs: Callable) -> Any:
@@ -200,13 +219,18 @@ def _is_fused(wrapper: Any, experts: Any, names: list[str]) -> bool:
     if not _is_experts(experts):
         return False  # a router's weight, for instance
     if reason := _why_not(wrapper, experts, names):
+        if wrapper.parameter_name in quantized_experts.names(experts):
+            raise NotImplementedError(
+                f"tilemoe.peft: the adapter of {_name(experts)}.{wrapper.parameter_name}, which is "
+                f"quantised, cannot be computed: {reason}"
+            )
         _report(f"{_name(experts)}.{wrapper.parameter_name}", reason)
     return not reason
 
 
 def _why_not(wrapper: Any, experts: Any, names: list[str]) -> str:
     implementation = experts.config._experts_implementation
-    if not _is_tilemoe(implementation):
+    if not is_tilemoe(implementation):
         return f"its experts_implementation is {implementation!r}"
     weight = wrapper.parameter_name
     if weight not in ("gate_up_proj" if experts.has_gate else "up_proj", "down_proj"):
@@ -233,13 +257,7 @@ def _is_experts(module: torch.nn.Module) -> bool:
 
 
 def _is_computed_here(module: Any) -> bool:
-    return _is_experts(module) and _is_tilemoe(module.config._experts_implementation)
-
-
-def _is_tilemoe(implementation: str | None) -> bool:
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    return ALL_EXPERTS_FUNCTIONS.get(implementation, None) is experts_forward
+    return _is_experts(module) and is_tilemoe(module.config._experts_implementation)
 
 
 def _name(experts: torch.nn.Module) -> str:

@@ -8,18 +8,24 @@ from typing import Any
 import torch
 
 from .. import functional
+from ..quantization import QuantizedExperts
 from ..routing import narrowed_to_experts
+from . import quantized_experts
 from .expert_adapters import lora_of
 from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
 
 def register(name: str = "tilemoe") -> None:
     """Add TileMoE to transformers' experts implementations, and from transformers 5.23 on to its
-    implementations of expert parallelism. Nothing else is changed.
+    implementations of expert parallelism.
 
     Afterwards `experts_implementation=name` in `from_pretrained` or `from_config`, or
     `model.set_experts_implementation(name)`, selects it, and `ep_implementation=name` of a
     `DistributedConfig` selects its expert parallelism.
+
+    With `experts_implementation=name`, `from_pretrained` leaves the experts of a checkpoint in
+    MXFP4 or FP8 quantised, unless its quantization_config has dequantize=True. It also accepts a
+    `QuantizedExpertsConfig` for a checkpoint in 16 bits. Nothing else is changed.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
@@ -32,7 +38,13 @@ def register(name: str = "tilemoe") -> None:
             "tilemoe.transformers needs transformers 5.17 or newer, but transformers is "
             + transformers.__version__
         )
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+
     ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+    ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # of FP8Experts
+    from . import kept_quantized
+
+    kept_quantized.register()
     try:
         from transformers.distributed.expert_parallel import EPImplementationInterface
     except ImportError:
@@ -40,6 +52,13 @@ def register(name: str = "tilemoe") -> None:
     from .transformers_expert_parallel import TileMoEEP
 
     EPImplementationInterface.register(name, TileMoEEP)
+
+
+def is_tilemoe(implementation: str | None) -> bool:
+    """Whether TileMoE has been registered under this name of an experts implementation."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    return ALL_EXPERTS_FUNCTIONS.get(implementation, None) is experts_forward
 
 
 def prepare(model: torch.nn.Module) -> dict[str, Form]:
@@ -79,10 +98,10 @@ def _why_none(model: torch.nn.Module) -> str:
         cls, last = type(module).__qualname__, name.rpartition(".")[2]
         if "Experts" not in cls and last != "experts":
             continue
-        reason = "is not decorated with transformers.integrations.use_experts_implementation"
-        if cls.startswith("FP8"):
-            reason = "has implementations of its own, which TileMoE does not replace"
-        return f"{why}{name or 'it'} is a {cls}, which {reason}"
+        return (
+            f"{why}{name or 'it'} is a {cls}, which is not decorated with "
+            "transformers.integrations.use_experts_implementation"
+        )
     return why + "it has no experts module"
 
 
@@ -119,13 +138,11 @@ def computed(
     refuse_quantized(experts)
     form = form_of(experts)
     first = "gate_up_proj" if experts.has_gate else "up_proj"
-    W1, W2 = getattr(experts, first), experts.down_proj
+    W1, W2 = _weight(experts, first), _weight(experts, "down_proj")
     b1, b2 = None, None
     if experts.has_bias:
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
-    if experts.is_transposed:
-        W1, W2 = W1.mT, W2.mT  # (E, d, 2n) -> (E, 2n, d), (E, n, d) -> (E, d, n): views
-    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantized model
+    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantised model
         b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
     lora = lora_of(experts, first, W1, W2, same_batch)
     if lora is not None:
@@ -144,3 +161,12 @@ def computed(
         **options,
     )
     return out.to(hidden_states.dtype)
+
+
+def _weight(experts: torch.nn.Module, name: str) -> torch.Tensor | QuantizedExperts:
+    """A weight as (E, out, in)."""
+    quantized = quantized_experts.get(experts, name)
+    if quantized is not None:
+        return quantized
+    W = getattr(experts, name)
+    return W.mT if experts.is_transposed else W  # (E, in, out) -> (E, out, in): a view

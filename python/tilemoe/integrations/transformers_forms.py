@@ -12,6 +12,7 @@ from .. import _library
 from .._autocast import autocast_dtype
 from .._layout import WIDTH_MULTIPLE, is_gated
 from ..options import ACTIVATIONS
+from . import quantized_experts
 from .transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
 
 CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
@@ -110,10 +111,11 @@ def _weight_names(module: torch.nn.Module) -> list[str]:
 
 def _refuse_unknown(module: torch.nn.Module) -> None:
     """Parameters, buffers, children and flags that the experts interface does not describe."""
-    known = _weight_names(module)
+    quantized = quantized_experts.buffers(module)
+    known = {*_weight_names(module), *quantized_experts.fp8_of_transformers(module)}
     unknown = {
         "parameter": [n for n, p in module._parameters.items() if p is not None and n not in known],
-        "buffer": [name for name, b in module._buffers.items() if b is not None],
+        "buffer": [n for n, b in module._buffers.items() if b is not None and n not in quantized],
         "submodule": [n for n, m in module._modules.items() if m is not None and n not in CHILDREN],
         "flag": [
             name
@@ -138,9 +140,10 @@ def _refuse_widths(module: torch.nn.Module) -> None:
 
 
 def refuse_quantized(module: torch.nn.Module) -> None:
-    """Rejects weights that a tool has replaced by integers, in another shape."""
+    """Rejects weights that another tool has replaced by integers, in another shape."""
+    known = quantized_experts.names(module)
     for name, weight in module._parameters.items():
-        if weight is not None and not weight.is_floating_point():
+        if weight is not None and name not in known and not weight.is_floating_point():
             kind = type(weight).__name__
             raise _refusal(module, f"its {name} is a {kind} of {weight.dtype}: dequantize it first")
 
@@ -148,6 +151,11 @@ def refuse_quantized(module: torch.nn.Module) -> None:
 def refuse_weights(module: torch.nn.Module) -> None:
     """Rejects weights for which forward would fail or return noise."""
     present = {name: p for name, p in module._parameters.items() if p is not None}
+    for name in [*present]:
+        if (quantized := quantized_experts.get(module, name)) is not None:
+            present.pop(name + "_scale_inv", None)
+            # What its values become, in the dtype and on the device that it is computed in.
+            present[name] = quantized.scales.new_empty(0, dtype=quantized.dtype)
     for name, weight in present.items():
         _refuse_weight(module, name, weight)
     for name, p in present.items():
