@@ -34,11 +34,10 @@ struct ChunkSums {
 // A CTA sums kThreads * kVector columns of one chunk.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) sum_chunks(const ChunkSums params) {
-  const int32_t column = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x) * kVector;
-  if (column >= params.width) return;
   const auto chunk = static_cast<int32_t>(blockIdx.x);
   const auto [expert, begin, rows] = find_chunk(params.offsets, params.E, kRows, chunk);
-  if (rows <= 0) return;
+  const int32_t column = static_cast<int32_t>(blockIdx.y * kThreads + threadIdx.x) * kVector;
+  if (rows <= 0 || column >= params.width) return;
 
   float sum[kVector] = {};
   for (int32_t first = 0; first < rows; first += kAtOnce) {
