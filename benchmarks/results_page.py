@@ -28,6 +28,8 @@ MODELS = {"olmoe": "OLMoE", "gpt-oss-20b": "gpt-oss-20b", "qwen3-235b": "Qwen3-2
 WAYS = {"own": "every expert on each GPU", "serial": "one piece",
         "serial-kept": "one piece, gathered X saved", "chunks-2": "2 chunks",
         "usual": "all-to-all, `grouped_mm`"}  # fmt: skip
+FORMATS = {"fp8": "FP8", "mxfp4": "MXFP4", "nf4": "NF4", "nf4_double": "NF4, double",
+           "nvfp4": "NVFP4"}  # fmt: skip
 MIB, GIB = 2**20, 2**30
 PASSES = ("forward", "backward")
 
@@ -152,6 +154,39 @@ def adapters():
         "`tilemoe.peft`.",
         table("T d n E K | ms | time / frozen | vs `grouped_mm`, compiled | vs PEFT, `grouped_mm` | "
               "vs PEFT, `tilemoe.peft` | time / frozen, `sm80` | peak, MiB (frozen)", rows),
+    )  # fmt: skip
+
+
+def quantized():
+    """The layer with adapters on quantised weights next to the one on 16-bit weights."""
+    results = Results("quantized")
+    found, steps = results.table_of("bench"), results.table_of("kernels")
+    peers = [f"tilemoe-{name.replace('_', '-')}" for name in FORMATS]
+    times = [[sizes(of["tilemoe"]), passes(of["tilemoe"]),
+              *(times_faster(of["tilemoe"], of[peer], "total_ms") for peer in peers)]
+             for of in found.values()]  # fmt: skip
+    memory = [[sizes(of["tilemoe"]), *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *peers))]
+              for of in found.values()]  # fmt: skip
+    speed = []
+    for name in FORMATS:
+        of = {layer: rows for layer, rows in steps.items() if layer.endswith(f"-{name}")}
+        shares = [rows[step].values["limit_ms"] / rows[step].median("ms")
+                  for rows in of.values() for step in ("dequantize_W1", "dequantize_W2")]  # fmt: skip
+        speed.append([FORMATS[name], *(f"{100 * share:.0f} %" for share in shares)])
+    one = found["qwen3-30b"]["tilemoe"]
+    layers = [layer.removesuffix("-nf4") for layer in steps if layer.endswith("-nf4")]
+    return section(
+        "Quantised weights",
+        f"{measured(one)}. Adapters of rank {one.values['lora_rank']} in float32 on W1 and W2, "
+        "forward / backward from PyTorch, without gradients of the router, medians of "
+        f"{one.values['rounds']} rounds. For each format: the time divided by that of the layer with "
+        "the same adapters on weights in bfloat16.",
+        table(["T d n E K", "bfloat16, ms", *FORMATS.values()], times),
+        "Peak memory in MiB, above weights, inputs and the output's gradient:",
+        table(["T d n E K", "bfloat16", *FORMATS.values()], memory),
+        "Bytes per second of the dequantisation, codes and values, divided by those of a copy:",
+        table(["format", *(f"{layer}, {weight}" for layer in layers for weight in ("W1", "W2"))],
+              speed),
     )  # fmt: skip
 
 
@@ -476,7 +511,7 @@ def tests():
     )  # fmt: skip
 
 
-SECTIONS = (layers, adapters, limits, archs, decode, cpu, memory, expert_parallel, training_speed,
+SECTIONS = (layers, adapters, quantized, limits, archs, decode, cpu, memory, expert_parallel, training_speed,
             rounding, small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
 Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results).
