@@ -23,9 +23,9 @@ CONFIGS = {
     "qwen3_moe": Qwen3MoeConfig(**_COMMON, num_experts=E, moe_intermediate_size=d),
     "gpt_oss": GptOssConfig(**_COMMON, num_local_experts=E),
     "deepseek_v3": DeepseekV3Config(
-        **(_COMMON | dict(head_dim=32)), n_routed_experts=E, moe_intermediate_size=d, n_shared_experts=1,
-        first_k_dense_replace=1, n_group=2, topk_group=2, q_lora_rank=128, kv_lora_rank=128,
-        qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
+        **(_COMMON | dict(head_dim=32)), n_routed_experts=E, moe_intermediate_size=d,
+        n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=2, q_lora_rank=128,
+        kv_lora_rank=128, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
     ),
 }  # fmt: skip
 FP8 = {
