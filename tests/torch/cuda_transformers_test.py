@@ -10,6 +10,10 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from checks import refused
 import tilemoe.transformers
+from quantized_checkpoints import (
+    experts_of, load, logits, make, make_fp8, make_mxfp4, tokens as token_ids,
+)  # fmt: skip
+from tilemoe.integrations import quantized_experts
 from transformers_support import (
     assert_same, build, decorated_classes, fill, problem, relative_error, run, run_eager,
 )  # fmt: skip
@@ -109,3 +113,28 @@ def test_a_model_trains_and_generates():
     logits = model(input_ids=tokens).logits
     model.set_experts_implementation("tilemoe")
     assert relative_error(model(input_ids=tokens).logits, logits.double()) <= 2e-2
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "fp8", "nf4"])
+def test_quantised_experts_of_a_checkpoint(format, tmp_path):
+    """They are loaded to the GPU and compute with the values of the dequantised model."""
+    options = dict(device_map="cuda")
+    if format == "mxfp4":
+        make_mxfp4(tmp_path)
+    elif format == "fp8":
+        make_fp8("qwen3_moe", tmp_path)
+    else:
+        make("qwen3_moe", tmp_path)
+        options["quantization_config"] = tilemoe.transformers.QuantizedExpertsConfig(format)
+    model = load(tmp_path, **options)
+    for experts in experts_of(model):
+        quantized = quantized_experts.get(experts, "gate_up_proj")
+        assert quantized.format == format and quantized.device.type == "cuda"
+    want = load(tmp_path, **options).dequantize()
+    assert torch.equal(logits(model), logits(want))
+    found = []
+    for each in (model, want):
+        x = each.get_input_embeddings()(token_ids().cuda()).detach().requires_grad_()
+        each(inputs_embeds=x, labels=token_ids().cuda()).loss.backward()
+        found.append(x.grad)
+    assert found[1].norm() > 0 and relative_error(found[0], found[1].double()) <= 1e-2

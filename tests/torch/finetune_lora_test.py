@@ -232,8 +232,8 @@ def test_the_pages_tables_are_computed(format):
     start = finetune_memory.QUANTISED if format else finetune_memory.START
     table = page.split(start)[1].split(finetune_memory.END)[0]
     rows = {line.split(" | ")[0][2:]: line.split(" | ")[1:] for line in table.splitlines()}
-    listed = set(finetune_memory.FORMATS) if format else {*finetune_memory.MODELS} - {"gpt-oss-120b"}
-    assert listed < set(rows)
+    listed = finetune_memory.FORMATS if format else {*finetune_memory.MODELS} - {"gpt-oss-120b"}
+    assert set(listed) < set(rows)
     parts = finetune_memory.memory("OLMoE-1B-7B", format=format)
     sizes = parts["weights"], 4 * parts["adapters"], parts["activations"]
     want = [float(cell) for cell in rows["OLMoE-1B-7B"][1:4]]
@@ -289,8 +289,8 @@ def test_a_checkpoint(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["mxfp4", "nf4"])
 def test_a_quantised_model(kind, tmp_path, capsys):
-    """A checkpoint in MXFP4 as it is, and one in 16 bits by --quantize; the plan says so. Losses and
-    adapters are those of a run with the dequantised checkpoint."""
+    """A checkpoint in MXFP4 as it is, and one in 16 bits by --quantize; the plan says so. Losses
+    and adapters are those of a run with the dequantised checkpoint."""
     folder, tuned, in_16_bits = (tmp_path / name for name in ("model", "tuned", "in 16 bits"))
     folder.mkdir()
     options = []
@@ -320,7 +320,8 @@ def test_a_quantised_model(kind, tmp_path, capsys):
     save_tokenizer(in_16_bits)
     other = tmp_path / "other"
     assert run("--model", in_16_bits, *common, "--output", other) == 0
-    losses = lambda of: [e[key] for e in history(of, 3) for key in ("loss", "eval_loss") if key in e]
+    of = lambda entry: [entry[key] for key in ("loss", "eval_loss") if key in entry]
+    losses = lambda folder: [loss for entry in history(folder, 3) for loss in of(entry)]
     assert losses(tuned) == losses(other) and len(set(losses(tuned))) == 7
     same_bits(adapters(tuned), adapters(other))
     if kind == "mxfp4":

@@ -23,9 +23,9 @@ CONFIGS = {
     "qwen3_moe": Qwen3MoeConfig(**_COMMON, num_experts=E, moe_intermediate_size=d),
     "gpt_oss": GptOssConfig(**_COMMON, num_local_experts=E),
     "deepseek_v3": DeepseekV3Config(
-        **(_COMMON | dict(head_dim=32)), n_routed_experts=E, moe_intermediate_size=d, n_shared_experts=1,
-        first_k_dense_replace=1, n_group=2, topk_group=2, q_lora_rank=128, kv_lora_rank=128,
-        qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
+        **(_COMMON | dict(head_dim=32)), n_routed_experts=E, moe_intermediate_size=d,
+        n_shared_experts=1, first_k_dense_replace=1, n_group=2, topk_group=2, q_lora_rank=128,
+        kv_lora_rank=128, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32,
     ),
 }  # fmt: skip
 FP8 = {
@@ -68,14 +68,14 @@ def make_fp8(name: str, folder: Path, quantization=FP8) -> Path:
 
 def make_mxfp4(folder: Path, **changed) -> Path:
     """gpt-oss: every byte is a block's code, so that random ones cover the format."""
-    generator, tensors = torch.Generator().manual_seed(3), {}
+    generator, tensors = torch.Generator("cpu").manual_seed(3), {}
     for key, tensor in load_file(make("gpt_oss", folder, **changed) / "model.safetensors").items():
         if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
             tensors[key] = tensor
             continue
         experts, width, out = tensor.shape
         groups = (experts, out, width // 32)
-        options = dict(dtype=torch.uint8, generator=generator)
+        options = dict(dtype=torch.uint8, generator=generator, device="cpu")
         tensors[key + "_blocks"] = torch.randint(256, (*groups, 16), **options)
         tensors[key + "_scales"] = torch.randint(118, 124, groups, **options)
     return _replace(folder, tensors, MXFP4)
@@ -99,12 +99,13 @@ def experts_of(model):
 
 
 def tokens(seed: int = 1):
-    return torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 97, (2, 9), generator=generator, device="cpu")
 
 
 def logits(model):
     with torch.no_grad():
-        return model(input_ids=tokens()).logits
+        return model(input_ids=tokens().to(model.device)).logits
 
 
 def as_bytes(tensors: dict) -> dict:

@@ -50,9 +50,8 @@ def assert_resident(model, format):
     """The bytes of the experts' weights, next to those in 16 bits; no weight has another copy."""
     for experts in experts_of(model):
         names = quantized_experts.buffers(experts)
-        assert {quantized_experts.get(experts, w).format for w in ("gate_up_proj", "down_proj")} == {
-            format
-        }
+        for weight in ("gate_up_proj", "down_proj"):
+            assert quantized_experts.get(experts, weight).format == format
         present = dict(experts.named_parameters()) | dict(experts.named_buffers())
         stored = sum(present[name].nbytes for name in names if name in present)
         weights = [experts.gate_up_proj, experts.down_proj]
