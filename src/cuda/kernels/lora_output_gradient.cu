@@ -102,6 +102,11 @@ void start_chunks(const PdlLaunch& plain, Params params, const DeviceInfo& devic
   launch_pdl<kKernel>(where, params);
 }
 
+bool all_float32(const OutputParts& parts) {
+  return std::all_of(parts.part, parts.part + parts.count,
+                     [](const OutputPart& part) { return part.dtype == TILEMOE_FLOAT32; });
+}
+
 }  // namespace
 
 bool has_output_gradient(int64_t capacity, int64_t E, int64_t rank) {
@@ -134,7 +139,7 @@ void lora_output_gradient(const LoraProjection& step, const DeviceInfo& device) 
                         .rank = static_cast<int32_t>(rank),
                         .slices = static_cast<int32_t>(memory.slices),
                         .chunk_rows = memory.chunk_rows,
-                        .stores_dB = parts.dtype == TILEMOE_FLOAT32};
+                        .stores_dB = all_float32(parts)};
   const Params params{.token = rows.token,
                       .score = gradient.gathers_input ? nullptr : gradient.rows.score,
                       .dOut = static_cast<const char*>(step.source.data),

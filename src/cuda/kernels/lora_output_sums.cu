@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/dtype.h"
 #include "core/numbers.h"
 #include "cuda/core/fragment.h"
@@ -90,6 +89,7 @@ OutputPart part_of(const LoraGradient::Part& from, bool accumulate) {
           .rank = dB.stride[2],
           .first = static_cast<int32_t>(from.first),
           .count = static_cast<int32_t>(dB.shape[1]),
+          .dtype = dB.dtype,
           .accumulate = accumulate,
           .vectors = dB.dtype == TILEMOE_FLOAT32 && dB.stride[2] == 1 && dB.stride[0] % 4 == 0 &&
                      dB.stride[1] % 4 == 0 && reinterpret_cast<uintptr_t>(dB.data) % 16 == 0};
@@ -109,32 +109,31 @@ void add_slices_of_Q(const OutputSums& sums, tilemoe_dtype dtype, const DeviceIn
 
 OutputParts parts_of(const LoraGradient& gradient) {
   OutputParts parts{};
-  for (int p = 0; p < gradient.parts; ++p) {
-    const LoraGradient::Part& part = gradient.part[p];
-    if (!present(part.dB)) continue;
-    TILEMOE_ASSERT(parts.count == 0 || part.dB.dtype == parts.dtype, "parts of dB differ in dtype");
-    parts.dtype = part.dB.dtype;
-    parts.part[parts.count++] = part_of(part, gradient.accumulate);
-  }
+  for (int p = 0; p < gradient.parts; ++p)
+    if (present(gradient.part[p].dB))
+      parts.part[parts.count++] = part_of(gradient.part[p], gradient.accumulate);
   return parts;
 }
 
 void add_chunks_of_dB(const OutputSums& sums, const OutputParts& parts, const DeviceInfo& device,
                       cudaStream_t stream) {
-  if (parts.count == 0) return;
-  ChunkParams params{.sums = sums, .part = {}};
-  int32_t columns = 0;
-  for (int p = 0; p < parts.count; ++p) {
-    params.part[p] = parts.part[p];
-    columns = std::max(columns, parts.part[p].count);
+  // A launch has parts of one dtype.
+  for (int32_t first = 0, end; first < parts.count; first = end) {
+    ChunkParams params{.sums = sums, .part = {}};
+    const tilemoe_dtype dtype = parts.part[first].dtype;
+    int32_t columns = 0;
+    for (end = first; end < parts.count && parts.part[end].dtype == dtype; ++end) {
+      params.part[end - first] = parts.part[end];
+      columns = std::max(columns, parts.part[end].count);
+    }
+    const PdlLaunch where{.device = device,
+                          .blocks = dim3(static_cast<unsigned>(sums.E),
+                                         static_cast<unsigned>((columns + kThreads - 1) / kThreads),
+                                         static_cast<unsigned>(end - first)),
+                          .threads = kThreads,
+                          .stream = stream};
+    with_float(dtype, [&]<class Out>() { launch_pdl<add_chunks<Out>>(where, params); });
   }
-  const PdlLaunch where{.device = device,
-                        .blocks = dim3(static_cast<unsigned>(sums.E),
-                                       static_cast<unsigned>((columns + kThreads - 1) / kThreads),
-                                       static_cast<unsigned>(parts.count)),
-                        .threads = kThreads,
-                        .stream = stream};
-  with_float(parts.dtype, [&]<class Out>() { launch_pdl<add_chunks<Out>>(where, params); });
 }
 
 }  // namespace tilemoe::cuda

@@ -15,15 +15,15 @@ struct OutputPart {
   void* dB;
   int64_t expert, column, rank;  // strides, elements
   int32_t first, count;
+  tilemoe_dtype dtype;
   bool accumulate;
   bool vectors;  // four ranks of a column are 16 bytes of float32
 };
 
-// The parts of dB that are wanted: of one tensor.
+// The parts of dB that are wanted.
 struct OutputParts {
   OutputPart part[2];
   int32_t count;
-  tilemoe_dtype dtype;
 };
 OutputParts parts_of(const LoraGradient& gradient);
 
