@@ -160,8 +160,8 @@ def test_has_the_command(tmp_path):
         assert found["version"] == version and found["backends"][0]["available"]
         assert Path(found["libraries"]) == Path(sysconfig.get_path("platlib")) / "tilemoe" / "lib"
         assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?", found["commit"])
-        check = run("check", "smallest", "--device", "cpu")
-        assert check.returncode == 0, check.stdout + check.stderr
-        assert "3 cases, 48 tensors, 0 failures" in check.stdout
-        assert run("doctor", "--device", "cuda").returncode == 1
         assert run("chek").returncode == 2
+    check = run("check", "smallest", "--device", "cpu")
+    assert check.returncode == 0, check.stdout + check.stderr
+    assert "3 cases, 48 tensors, 0 failures" in check.stdout
+    assert run("doctor", "--device", "cuda").returncode == 1
