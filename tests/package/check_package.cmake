@@ -2,8 +2,9 @@
 # programs against it, and the command line where the build has one.
 #
 #   cmake -DLINKAGE=static|shared -DSOURCE=<TileMoE> -DBINARY=<scratch> -DBUILD=<TileMoE's build
-#         directory, or "" to build the library afresh, with the following> -DBUILD_TYPE=<type>
-#         -DWERROR=ON|OFF -DCXX_FLAGS=<flags> -DCXX=<compiler> -DCC=<compiler> -P ...
+#         directory, or "" to build the library in OTHER_BUILD, with the following>
+#         -DOTHER_BUILD=<directory> -DBUILD_TYPE=<type> -DWERROR=ON|OFF -DCXX_FLAGS=<flags>
+#         -DCXX=<compiler> -DCC=<compiler> -P ...
 cmake_minimum_required(VERSION 3.22)
 
 function(run)
@@ -18,7 +19,7 @@ set(prefix ${BINARY}/prefix)
 file(REMOVE_RECURSE ${prefix} ${BINARY}/installed ${BINARY}/outside_cxx_ON ${BINARY}/outside_cxx_OFF)
 
 if(NOT BUILD)
-  set(BUILD ${BINARY}/library)
+  set(BUILD ${OTHER_BUILD})
   set(build_shared OFF)
   if(LINKAGE STREQUAL "shared")
     set(build_shared ON)

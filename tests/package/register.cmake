@@ -1,5 +1,6 @@
 # The installed package in both linkages: the build at hand is installed as it is, the other linkage
-# is built for the purpose, by the same commands, so that ccache has its objects.
+# is built for the purpose, by the same commands and next to the build at hand: ccache has its
+# objects, which it knows by paths relative to the build's folder.
 foreach(linkage static shared)
   set(build "")
   if((linkage STREQUAL "shared" AND BUILD_SHARED_LIBS) OR
@@ -9,6 +10,7 @@ foreach(linkage static shared)
   add_test(NAME package_${linkage}
     COMMAND ${CMAKE_COMMAND} -DLINKAGE=${linkage} -DSOURCE=${PROJECT_SOURCE_DIR}
       -DBINARY=${CMAKE_CURRENT_BINARY_DIR}/package_${linkage} -DBUILD=${build}
+      -DOTHER_BUILD=${PROJECT_BINARY_DIR}_${linkage}
       -DWERROR=${TILEMOE_WERROR} -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX_FLAGS=${CMAKE_CXX_FLAGS}
       -DCXX=${CMAKE_CXX_COMPILER} -DCC=${CMAKE_C_COMPILER}
       -P ${CMAKE_CURRENT_SOURCE_DIR}/package/check_package.cmake)

@@ -115,10 +115,14 @@ def limits_of(dtype):
 
 
 def layouts(world):
-    """Tokens of each rank: the same, uneven, none on one rank, all on one."""
+    """Tokens of each rank: the same, uneven, none on one rank, all on one. Two ranks have these in
+    three; of four, whose own code is that of few experts and of several senders, the last two alone:
+    the first of them is uneven, and other scenarios have the same number on each."""
     even, uneven = [13] * world, [11 + 5 * r for r in range(world)]
-    return {"even": even, "uneven": uneven, "an empty rank": [0] + uneven[1:],
-            "all on the last": [0] * (world - 1) + [29]}  # fmt: skip
+    empty, last = [0] + uneven[1:], [0] * (world - 1) + [29]
+    if world == 4:
+        return {"an empty rank": empty, "all on the last": last}
+    return {"even": even, "uneven": uneven, "an empty rank": empty}
 
 
 def parts_by_hand(x, dO, logits, layer, world, **choice):

@@ -197,7 +197,7 @@ def peaks_on_a_gpu(forward, backward):
 def peak_is_the_plans(job):
     """What torch's allocator gives a rank in forward and in backward is what the plan says, or up
     to a fifth less: with memory for every routing, and with a capacity_factor's."""
-    t, width, of_expert = 4000, 128, 64
+    t, width, of_expert = 2000, 128, 64
     sizes = dict(d=width, n=of_expert, E=E, K=K)
     less = dict(capacity_factor=1.5)
     for options in ({}, less, dict(keep_gathered=True, bias=True, **less), dict(overlap=False),

@@ -199,15 +199,15 @@ def test_runs_of_a_seed_are_paired(finished):
     assert "| tiny | `nearest` | 1 | 1 |" in rounding.table(rounding.lines_of(finished))
 
 
-def test_a_finished_run_is_left_out(finished, data):
+def test_a_finished_run_is_left_out(finished, data, capsys):
     before = finished.read_bytes()
     again = study(data, finished, "--runs", *NAMES)
     assert again.returncode == 0 and again.stdout == "", again.stderr
     late = study(data, finished, "--runs", "tiny-up-1-s0", "--seconds", "0.01")
     assert late.returncode == 0 and late.stdout == "", late.stderr
     assert finished.read_bytes() == before
-    listed = study(data, finished, "--runs", NAMES[0], "tiny-up-1-s0", "--list")
-    assert listed.stdout.splitlines() == [f"{NAMES[0]} finished", "tiny-up-1-s0 "]
+    assert rounding.main(["--out", str(finished), "--runs", NAMES[0], "tiny-up-1-s0", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{NAMES[0]} finished", "tiny-up-1-s0 "]
 
 
 def some_runs(differences, **changed):

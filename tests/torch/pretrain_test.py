@@ -1,7 +1,6 @@
 """examples/pretrain on the CPU: it learns, continues where it was, alone and in two processes, and
 survives being killed in the middle of a save."""
 
-import dataclasses
 import json
 import os
 import re
@@ -20,9 +19,7 @@ sys.path.append(str(EXAMPLE))
 import corpus  # noqa: E402
 import launcher  # noqa: E402
 import sources  # noqa: E402
-import speed  # noqa: E402
 from data import Corpus  # noqa: E402
-from tilemoe.bench import records  # noqa: E402
 
 STEPS, SAVED = 24, 4
 RUN = f"--steps {STEPS} --save-every {SAVED} --keep 9 --evaluate-every {STEPS}".split()
@@ -95,10 +92,10 @@ def compare(ours, theirs, equal):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kept", [[], ["--keep-gathered"]], ids=["gathered again", "kept"])
-def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path, kept):
+def test_reducing_after_each_micro_batch_is_the_same_step(whole, data, tmp_path):
+    """With gathered copies kept; gathered again it is test_another_number_of_processes_continues."""
     folder = from_step(SAVED, whole[2], tmp_path)
-    done = launch(folder, data, "--reduce", "micro-batch", *kept, processes=2)
+    done = launch(folder, data, "--reduce", "micro-batch", "--keep-gathered", processes=2)
     assert done.returncode == 0, done.stderr
     compare(folder, whole[2], lambda a, b: abs(a["loss"] - b["loss"]) <= 1e-5 * b["loss"])
 
@@ -113,10 +110,11 @@ def test_as_many_processes_go_on_with_the_same_bits(whole, data, tmp_path, proce
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("before, after", [(2, 1), (1, 2)])
-def test_another_number_of_processes_continues(whole, data, tmp_path, before, after):
+@pytest.mark.parametrize("before, after, reduce", [(2, 1, "step"), (1, 2, "micro-batch")])
+def test_another_number_of_processes_continues(whole, data, tmp_path, before, after, reduce):
+    """Reducing gradients after each micro-batch is the same step."""
     folder = from_step(SAVED, whole[before], tmp_path)
-    done = launch(folder, data, processes=after)
+    done = launch(folder, data, "--reduce", reduce, processes=after)
     assert done.returncode == 0, done.stderr
     keys = ("loss", "balance", "z")  # reduced over processes
     close = lambda a, b: all(abs(a[key] - b[key]) <= 1e-5 * b[key] for key in keys)
@@ -266,72 +264,6 @@ def test_the_log_has_the_counts_of_routing(whole, data, tmp_path):
             assert runs[1][step][key] == pytest.approx(record[key], abs=2e-3)  # experts may differ
     for record in steps(whole[1]).values():
         assert record["T"] == 64 and all(record[key] == 0 for key in keys[1:])
-
-
-def command(*arguments):
-    """speed.py, which trains itself."""
-    return subprocess.run(
-        [sys.executable, EXAMPLE / "speed.py", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )
-
-
-def test_the_guard_in_pieces(data, tmp_path):
-    options = ["--out", tmp_path / "guard.jsonl", "--work", tmp_path / "work", "--data", data]
-    options += ["--config", "tiny", "--steps", 24, "--last", 8, "--batch", 4]
-    first = command("guard", *options, "--seconds", 0)
-    assert first.returncode == 75, first.stderr
-    assert "tilemoe: interrupted" in first.stderr and not (tmp_path / "guard.jsonl").exists()
-    last = command("guard", *options)
-    assert "float32: done" in last.stderr, last.stderr
-    for name in speed.RUNS:
-        every = json.loads((tmp_path / "work" / f"{name}.json").read_text())["loss"]
-        assert len(every) == (20 if name == "float32" else 24)
-    assert (tmp_path / "work" / "tilemoe" / "log.jsonl").read_text().count('"step": 1,') == 1
-    # TileMoE's own run may exceed a limit by chance in so few steps; the spoiled one always does.
-    found = {line.name: line.values for line in records.read(tmp_path / "guard.jsonl")}
-    assert len(found) == len(speed.KEYS) + 3
-    misses = found["pretrain-guard/run"]
-    assert "norm_dW2 of the first steps" in misses["spoiled_misses"]
-    assert last.returncode == int(misses["tilemoe_misses"] != "")
-    off = found["pretrain-guard/first_steps/norm_dW2"]
-    assert off["spoiled"] > 2 * off["tilemoe"], off
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_speed_is_measured_alternately(data, tmp_path, processes):
-    """Each implementation has a line, is measured once, and one that cannot run is an error."""
-    options = ["measure", "--data", data, "--out", tmp_path / "speed.jsonl", "--config", "tiny"]
-    options += ["--micro-batches", 2, "--processes", processes, "--rounds", 2]
-    options += ["--warmup-steps", 1, "--measured-steps", 2, "--implementations"]
-    names = [f"pretrain-study/tiny-2-{of}-none-2-x1-p{processes}" for of in ("tilemoe", "grouped_mm")]
-    done = command(*options, "tilemoe", "grouped_mm")
-    assert done.returncode == 0, done.stderr
-    measured = records.read(tmp_path / "speed.jsonl")
-    assert [line.name for line in measured] == names
-    losses = []
-    for line in measured:
-        v = line.values
-        assert v["processes"] == processes and v["rounds"] == 2 and v["kind.head_ms"] > 0
-        assert 0 < v["update_ms"][1] < v["step_ms"][1]
-        low, median, high = v["tokens_per_s_and_process"]
-        assert low <= median <= high
-        assert median == pytest.approx(2 * 32 / (v["step_ms"][1] / 1e3), rel=0.5)
-        losses.append(v["last_loss"])
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
-    if processes == 1:
-        again = command(*options, "tilemoe", "scattermoe")
-        assert again.returncode == 1 and "runs on a GPU, and this process has none" in again.stderr
-        assert records.read(tmp_path / "speed.jsonl") == measured and names[0] not in again.stdout
-        older = dataclasses.replace(measured[0], name=names[0] + "-turns4")  # of an earlier version
-        records.write(tmp_path / "speed.jsonl", [older])
-        again = command(*options, "tilemoe", "--ctas-per-sm", 4)
-        assert again.returncode == 0 and again.stdout == "", again.stderr
-        refused = command(*options, "tilemoe", "--layers", 3)
-        assert refused.returncode != 0 and "--layers is 3, and tiny has 2" in refused.stderr
 
 
 def test_tensorboard_has_what_the_log_has(data, tmp_path):
