@@ -170,9 +170,9 @@ def quantized():
     speed = []
     for name in FORMATS:
         of = {layer: rows for layer, rows in steps.items() if layer.endswith(f"-{name}")}
-        shares = [rows[step].values["limit_ms"] / rows[step].median("ms")
-                  for rows in of.values() for step in ("dequantize_W1", "dequantize_W2")]  # fmt: skip
-        speed.append([FORMATS[name], *(f"{100 * share:.0f} %" for share in shares)])
+        fractions = [rows[step].values["limit_ms"] / rows[step].median("ms")
+                     for rows in of.values() for step in ("dequantize_W1", "dequantize_W2")]  # fmt: skip
+        speed.append([FORMATS[name], *(f"{100 * fraction:.0f} %" for fraction in fractions)])
     one = found["qwen3-30b"]["tilemoe"]
     layers = [layer.removesuffix("-nf4") for layer in steps if layer.endswith("-nf4")]
     return section(
