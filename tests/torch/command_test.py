@@ -160,14 +160,14 @@ def test_check_of_one_pass(tmp_path):
 
 
 def test_the_quick_cases_are_the_registrys(capsys):
-    """Each in three types; verify/registry.cpp and verify/lora_cases.cpp mark them."""
+    """Each in three types; the files of verify/ below mark them."""
 
     def listed(*words):
         assert run("check", "--list", *words) == 0
         return [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
 
     quick, every = listed("--reduced"), listed()
-    files = "registry.cpp", "lora_cases.cpp"
+    files = "registry.cpp", "lora_cases.cpp", "quantized_cases.cpp"
     source = "".join((ROOT / "verify" / file).read_text() for file in files)
     marks = source.count("reduced = true") + source.count(".reduced = activation ==")
     assert len(quick) == 3 * marks and len(every) > 2 * len(quick)
