@@ -5,7 +5,7 @@ if(TILEMOE_SANITIZE)
   add_compile_options(
     -fsanitize=${TILEMOE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${TILEMOE_SANITIZE})
-  # Two of x86's five instruction sets have the vectors of no other width: without them the CPU's
-  # files take half of the time to compile. The other builds' tests run all.
+  # Without two of x86's five instruction sets the CPU's files take about half of the time to compile.
+  # The tests of the other builds run code of all five.
   add_compile_definitions("HWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_SSE4)")
 endif()
