@@ -25,15 +25,10 @@ inline std::string format_name(const testing::TestParamInfo<Format>& param) {
 
 class PlacedArrays {
  public:
-  PlacedArrays(const QuantizedArrays& arrays, Memory& memory) : memory_(memory) {
-    weight_.format = arrays.format;
-    weight_.codes = place(arrays.codes);
-    weight_.scales = place(arrays.float_scales);
-    if (weight_.scales == nullptr) weight_.scales = place(arrays.byte_scales);
-    weight_.scale_map = place(arrays.scale_map);
-    weight_.scale_of_scales = place(arrays.scale_of_scales);
-    weight_.scale_offset = place(arrays.scale_offset);
-  }
+  PlacedArrays(const QuantizedArrays& arrays, Memory& memory)
+      : memory_(memory),
+        weight_(placed(arrays, false,
+                       [&](const char* /*field*/, const auto& values) { return place(values); })) {}
   const Quantized& weight() const { return weight_; }
 
  private:

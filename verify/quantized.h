@@ -32,6 +32,20 @@ QuantizedArrays random_arrays(Format format, int64_t E, int64_t R, int64_t C, do
 QuantizedArrays whole_arrays(Format format, int64_t E, int64_t R, int64_t C, int64_t sparsity,
                              Random& random);
 
+// The weight of these arrays: place(field, values) moves one to a device's memory and returns its
+// address, null for an empty one.
+template <class Place>
+Quantized placed(const QuantizedArrays& arrays, bool transposed, const Place& place) {
+  Quantized weight{.format = arrays.format, .transposed = transposed};
+  weight.codes = place("codes", arrays.codes);
+  weight.scales = place("scales", arrays.float_scales);
+  if (weight.scales == nullptr) weight.scales = place("scales", arrays.byte_scales);
+  weight.scale_map = place("scale_map", arrays.scale_map);
+  weight.scale_of_scales = place("scale_of_scales", arrays.scale_of_scales);
+  weight.scale_offset = place("scale_offset", arrays.scale_offset);
+  return weight;
+}
+
 // The values in float32, in the order of the codes. Code times scale is rounded to float32, and so
 // is a scale times another one.
 std::vector<float> values_of(const QuantizedArrays& arrays);

@@ -30,17 +30,9 @@ const Element* QuantizedTensors::place(const std::string& name,
 
 Quantized QuantizedTensors::place(const char* name, const QuantizedArrays& arrays,
                                   bool transposed) {
-  const auto add = [&](const char* field, const auto& values) {
+  return placed(arrays, transposed, [&](const char* field, const auto& values) {
     return place(std::string(name) + "." + field, values);
-  };
-  Quantized weight{.format = arrays.format, .transposed = transposed};
-  weight.codes = add("codes", arrays.codes);
-  weight.scales = add("scales", arrays.float_scales);
-  if (weight.scales == nullptr) weight.scales = add("scales", arrays.byte_scales);
-  weight.scale_map = add("scale_map", arrays.scale_map);
-  weight.scale_of_scales = add("scale_of_scales", arrays.scale_of_scales);
-  weight.scale_offset = add("scale_offset", arrays.scale_offset);
-  return weight;
+  });
 }
 
 QuantizedWeights QuantizedTensors::view() const {

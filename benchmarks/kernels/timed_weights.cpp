@@ -32,14 +32,8 @@ Quantized TimedWeights::place(Format format, bool transposed, int64_t rows, int6
   const verify::QuantizedArrays arrays =
       transposed ? verify::random_arrays(format, E_, columns, rows, 0.02, random)
                  : verify::random_arrays(format, E_, rows, columns, 0.02, random);
-  Quantized weight{.format = format, .transposed = transposed};
-  weight.codes = place(arrays.codes);
-  weight.scales = place(arrays.float_scales);
-  if (weight.scales == nullptr) weight.scales = place(arrays.byte_scales);
-  weight.scale_map = place(arrays.scale_map);
-  weight.scale_of_scales = place(arrays.scale_of_scales);
-  weight.scale_offset = place(arrays.scale_offset);
-  return weight;
+  return verify::placed(arrays, transposed,
+                        [&](const char* /*field*/, const auto& values) { return place(values); });
 }
 
 TimedWeights::TimedWeights(const verify::Case& layer, verify::Memory& memory)

@@ -147,6 +147,10 @@ std::string describe_shape(const tilemoe_tensor& tensor);
 int64_t checked_product(int64_t a, int64_t b, const char* what);
 int64_t checked_sum(int64_t a, int64_t b, const char* what);
 size_t round_up(size_t bytes, size_t to);
+// Blocks of `size`, the last one as short as it must be.
+constexpr int64_t blocks_of(int64_t count, int64_t size) {
+  return (count + size - 1) / size;
+}
 
 // The strides that a tensor may have.
 enum class Strides {

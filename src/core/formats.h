@@ -38,6 +38,14 @@ inline constexpr float kNf4[kCodes4] = {-1.0f,
                                         0.7229568362236023f,
                                         1.0f};
 
+constexpr bool is_nf4(tilemoe_format format) {
+  return format == TILEMOE_FORMAT_NF4 || format == TILEMOE_FORMAT_NF4_DOUBLE;
+}
+// The numbers of a format of 4 bits.
+constexpr const float* numbers_of(tilemoe_format format) {
+  return is_nf4(format) ? kNf4 : kE2m1;
+}
+
 // s eeee mmm, exponent bias 7, no infinity. The exponent is moved into place and rebased by an
 // exact product, which also makes subnormal numbers normal.
 TILEMOE_HOST_DEVICE float e4m3_to_float(uint8_t code) {

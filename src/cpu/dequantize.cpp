@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/check.h"
 #include "core/formats.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
@@ -35,7 +36,7 @@ float scale_at(const tilemoe_quantized& weight, const Place& at, int64_t R, int6
   const auto* const floats = static_cast<const float*>(weight.scales);
   switch (weight.format) {
     case TILEMOE_FORMAT_FP8: {
-      const int64_t down = (R + kFp8Tile - 1) / kFp8Tile, across = (C + kFp8Tile - 1) / kFp8Tile;
+      const int64_t down = blocks_of(R, kFp8Tile), across = blocks_of(C, kFp8Tile);
       return floats[(at.expert * down + at.row / kFp8Tile) * across + at.column / kFp8Tile];
     }
     case TILEMOE_FORMAT_MXFP4: return e8m0_to_float(bytes[at.number / kMxfp4Block]);
@@ -60,10 +61,8 @@ void read_values(const tilemoe_quantized& weight, int64_t number, float scale, f
     for (int64_t i = 0; i < kTogether; ++i) to[i] = kE4m3[codes[number + i]] * scale;
     return;
   }
-  const bool is_nf4 =
-      weight.format == TILEMOE_FORMAT_NF4 || weight.format == TILEMOE_FORMAT_NF4_DOUBLE;
-  const float* const numbers = is_nf4 ? kNf4 : kE2m1;
-  const int first = is_nf4 ? 4 : 0;  // bit of the first value in a byte
+  const float* const numbers = numbers_of(weight.format);
+  const int first = is_nf4(weight.format) ? 4 : 0;  // bit of the first value in a byte
   for (int64_t i = 0; i < kTogether; i += 2) {
     const uint8_t pair = codes[(number + i) / 2];
     to[i] = numbers[pair >> first & 0xf] * scale;
@@ -90,7 +89,7 @@ void write_row(const Dequantize& step, int64_t in_block, int64_t row) {
 }  // namespace
 
 void dequantize(const Dequantize& step) {
-  const int64_t rows = step.out.shape[1], tasks = (rows + kTaskRows - 1) / kTaskRows;
+  const int64_t rows = step.out.shape[1], tasks = blocks_of(rows, kTaskRows);
   parallel_for(step.out.shape[0] * tasks, [&](int64_t task, int /*worker*/) {
     const int64_t expert = task / tasks, first = task % tasks * kTaskRows;
     if (step.begins != nullptr && step.begins[expert] == step.ends[expert]) return;

@@ -29,8 +29,8 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/sum_rows.cpp
 )
 # Routing and dequantisation give the same bits on every machine: nothing may be contracted
-# (routing/order.h). fmaf may
-# become an instruction and a comparison a select, or its loops would not become vectors.
+# (routing/order.h). fmaf may become an instruction and a comparison a select, or the loops would not
+# become vectors.
 set_source_files_properties(
   cpu/top_k.cpp cpu/route_rounded.cpp cpu/route_tokens.cpp cpu/router_backward.cpp
   cpu/router_losses.cpp cpu/dequantize.cpp

@@ -57,10 +57,6 @@ void check_count(const char* what, int64_t rows, int64_t columns, const LayerTen
                                << tensors.experts.n << ": too many tiles to count");
 }
 
-int64_t blocks_of(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
-
 // The smallest tile that any kernel has, and columns of a bias gradient's and a combine's CTA.
 constexpr int64_t kMinTileRows = 16, kMinTileColumns = 64;
 constexpr int64_t kBiasColumns = 128, kCombineColumns = 8 * 256;

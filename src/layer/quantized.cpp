@@ -28,10 +28,6 @@ struct Values {
   int64_t E, R, C;
 };
 
-int64_t blocks_of(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
-
 // An array of a quantised weight; without bytes: the format has none.
 struct Array {
   const char* field;

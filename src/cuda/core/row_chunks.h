@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "cuda/core/fragment.h"
+
 namespace tilemoe::cuda {
 
 // Chunks have numbers that need no prefix sum: chunk i of expert e is offsets[e] / rows + e + i.
@@ -28,9 +30,8 @@ struct RowChunk {
 // Called by whole warps: their lanes read the experts' offsets side by side.
 __device__ __forceinline__ RowChunk find_chunk(const int32_t* offsets, int32_t E, int32_t rows,
                                                int32_t chunk) {
-  constexpr int32_t kLanes = 32;
   int32_t begun = 0;  // experts of this lane whose first chunk is not after `chunk`
-  for (auto e = static_cast<int32_t>(threadIdx.x % kLanes); e < E; e += kLanes)
+  for (auto e = static_cast<int32_t>(threadIdx.x % kWarp); e < E; e += kWarp)
     if (first_chunk(offsets, e, rows) <= chunk) ++begun;
   const auto expert = static_cast<int32_t>(__reduce_add_sync(0xffffffff, begun)) - 1;
   const int32_t in_expert = chunk - first_chunk(offsets, expert, rows);

@@ -51,10 +51,6 @@ struct DequantizeParams {
   int32_t scale_rows, scale_columns;
 };
 
-constexpr bool is_nf4(tilemoe_format format) {
-  return format == TILEMOE_FORMAT_NF4 || format == TILEMOE_FORMAT_NF4_DOUBLE;
-}
-
 template <tilemoe_format kFormat>
 constexpr bool kIsNf4 = is_nf4(kFormat);
 
@@ -241,10 +237,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 
 // ---- the launch
 
-int64_t blocks_of(int64_t count, int64_t size) {
-  return (count + size - 1) / size;
-}
-
 // A row of FP8 is cut into the widest tiles that leave few threads idle; the narrowest one has as
 // many rows as share a scale.
 int32_t log_width_of(int64_t row_vectors) {
@@ -262,7 +254,7 @@ int32_t log_width_of(int64_t row_vectors) {
 void dequantize(const Dequantize& step) {
   const tilemoe_quantized& weight = step.weight;
   const int64_t experts = step.out.shape[0], R = step.out.shape[1], C = step.out.shape[2];
-  const float* const numbers = is_nf4(weight.format) ? kNf4 : kE2m1;
+  const float* const numbers = numbers_of(weight.format);
   DequantizeParams params{.codes = weight.codes,
                           .scales = weight.scales,
                           .scale_map = weight.scale_map,

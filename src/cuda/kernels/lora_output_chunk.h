@@ -237,7 +237,7 @@ class Chunk {
     }
   }
 
-  // The sums of two columns of a rank are in the lanes of a warp as 8 ranks by 8 columns.
+  // Calls store(rank, column, sums of this column and the next) for all sums of this thread.
   template <class Store>
   __device__ __forceinline__ void for_each_dB(const Store& store) const {
     const int32_t first = first_column_ + thread() / kWarp * S::kWarpColumns + fragment::column();

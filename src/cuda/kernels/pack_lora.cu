@@ -71,6 +71,31 @@ __device__ __forceinline__ void store_vector(To* to, const float (&value)[kVecto
   *reinterpret_cast<uint4*>(to) = bytes;
 }
 
+// A tile of `high` lines of `wide` elements, in vectors.
+template <class From, class To>
+__device__ __forceinline__ void copy_vectors(const CopyTiles& copy, const From* from, To* to,
+                                             int32_t wide, int32_t high) {
+  constexpr int kVectors = kAtOnce / kVector;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  // Calls body(column, line) of this thread's vector k, if it exists.
+  const auto at = [&](int k, const auto& body) {
+    const int32_t i = (thread + k * kThreads) * kVector;
+    const int32_t column = i & ((1 << copy.log_width) - 1), line = i >> copy.log_width;
+    if (column < wide && line < high) body(column, line);
+  };
+  float value[kVectors][kVector];
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k)
+    at(k, [&](int32_t column, int32_t line) {
+      load_vector(from + column + line * copy.dimension[1].from, value[k]);
+    });
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k)
+    at(k, [&](int32_t column, int32_t line) {
+      store_vector(to + column + line * copy.dimension[1].to, value[k], copy.scale);
+    });
+}
+
 // Loads along the lines of `from`, stores along those of `to`.
 template <class From, class To>
 __device__ __forceinline__ void copy_tile(const CopyTiles& copy, int64_t tile, float* transposed) {
@@ -86,26 +111,7 @@ __device__ __forceinline__ void copy_tile(const CopyTiles& copy, int64_t tile, f
   const auto high = static_cast<int32_t>(min(int64_t{lines}, y.size - first_y));
   const auto thread = static_cast<int32_t>(threadIdx.x);
 
-  if (copy.vectors) {
-    constexpr int kVectors = kAtOnce / kVector;
-    float value[kVectors][kVector];
-    const auto at = [&](int k, const auto& body) {
-      const int32_t i = (thread + k * kThreads) * kVector;
-      const int32_t column = i & (width - 1), line = i >> copy.log_width;
-      if (column < wide && line < high) body(column, line);
-    };
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k)
-      at(k, [&](int32_t column, int32_t line) {
-        load_vector(from + column + line * y.from, value[k]);
-      });
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k)
-      at(k, [&](int32_t column, int32_t line) {
-        store_vector(to + column + line * y.to, value[k], copy.scale);
-      });
-    return;
-  }
+  if (copy.vectors) return copy_vectors(copy, from, to, wide, high);
 
   float value[kAtOnce];
 #pragma unroll
