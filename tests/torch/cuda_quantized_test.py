@@ -8,10 +8,10 @@ import tilemoe
 from checks import compiled
 from cuda_test import captured, steps
 from lora_test import adapted
-from quantized_layer_test import FORMATS, KINDS, agree
-from quantized_support import K, T, d, factors, layer, quantized
+from quantized_support import KINDS, K, T, agree, agree_of_kind, d, factors, layer, quantized
 from random_layers import normal
 from target import DTYPES
+from tilemoe._formats import FORMATS
 
 
 def same(narrow, other):
@@ -40,14 +40,9 @@ def test_codes_and_values_are_those_of_the_cpu(format, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_bits_of_the_dequantized_layer(format, kind, adapters):
-    how = KINDS[kind]
     for dtype in DTYPES:
-        tensors = layer(dtype, **how)
-        narrow, values = quantized(tensors, format, transposed=how.get("transposed", False))
-        options = dict(K=K, gate_layout=how.get("gate_layout", "concatenated"))
         for blocks in (1, 3):
-            lora = factors(tensors) if adapters else None
-            agree(narrow, values, lora, weight_blocks=blocks, **options)
+            agree_of_kind(KINDS[kind], format, dtype, adapters, weight_blocks=blocks)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -10,9 +10,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from checks import refused
 import tilemoe.transformers
-from quantized_checkpoints import (
-    experts_of, load, logits, make, make_fp8, make_mxfp4, tokens as token_ids,
-)  # fmt: skip
+from quantized_checkpoints import experts_of, load, logits, make_in, tokens as token_ids
 from tilemoe.integrations import quantized_experts
 from transformers_support import (
     assert_same, build, decorated_classes, fill, problem, relative_error, run, run_eager,
@@ -118,14 +116,7 @@ def test_a_model_trains_and_generates():
 @pytest.mark.parametrize("format", ["mxfp4", "fp8", "nf4"])
 def test_quantised_experts_of_a_checkpoint(format, tmp_path):
     """They are loaded to the GPU and compute with the values of the dequantised model."""
-    options = dict(device_map="cuda")
-    if format == "mxfp4":
-        make_mxfp4(tmp_path)
-    elif format == "fp8":
-        make_fp8("qwen3_moe", tmp_path)
-    else:
-        make("qwen3_moe", tmp_path)
-        options["quantization_config"] = tilemoe.transformers.QuantizedExpertsConfig(format)
+    options = make_in(format, tmp_path) | dict(device_map="cuda")
     model = load(tmp_path, **options)
     for experts in experts_of(model):
         quantized = quantized_experts.get(experts, "gate_up_proj")

@@ -1,19 +1,18 @@
 """Low-rank adapters with each feature: docs/pytorch.md has the same rows."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
-from checks import compiled, refused
+from checks import compiled
 from comparison import assert_close
+from feature_table import (
+    REFUSED, take_second_gradients, check, check_H_is_kept, check_walked_twice, of_pairs, of_rows,
+    rows_of_page, with_given_ids, with_ones,
+)  # fmt: skip
 from lora_test import SCALE, adapted, factors, merged
 from random_layers import E, K, T, d, logits_layer, n, normal, results
-
-PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
 
 
 def layer(dtype=torch.float32, **kinds):
@@ -85,26 +84,18 @@ def with_memory():
 
 
 def with_ids():
-    tensors = layer()
-    scores, ids = tilemoe.top_k(tensors["logits_or_scores"].detach(), K)[:2]
-    tensors["logits_or_scores"] = scores.requires_grad_()
-    agrees(tensors=tensors, ids=ids)
+    tensors, ids = with_given_ids(layer())
+    agrees(tensors=tensors, **ids)
 
 
 def with_pairs():
-    tensors = layer()
-    del tensors["logits_or_scores"]
-    tensors["scores"] = normal(2 * T, seed=3, dtype=torch.float32).requires_grad_()
-    tokens = torch.arange(T).repeat_interleave(2)
-    pairs = dict(tokens=tokens, experts=torch.arange(2 * T) % (E + 1))
+    tensors, pairs = of_pairs(layer())
     agrees(tilemoe.moe_general, tensors, **pairs)
 
 
 def with_rows():
-    tensors = layer()
-    del tensors["logits_or_scores"]
-    tensors["rows"] = tensors.pop("x")
-    agrees(tilemoe.grouped_experts, tensors, counts=torch.arange(E))
+    tensors, counts = of_rows(layer())
+    agrees(tilemoe.grouped_experts, tensors, **counts)
 
 
 def with_kinds(**kinds):
@@ -113,28 +104,21 @@ def with_kinds(**kinds):
 
 
 def with_addend():
-    tensors = layer()
-    agrees(tensors={**tensors, "addend": torch.ones_like(tensors["x"]).requires_grad_()}, K=K)
+    agrees(tensors=with_ones(layer()), K=K)
 
 
 def walked_twice():
     tensors = layer()
     lora = factors(tensors)
-    O = adapted(tilemoe.moe)(**tensors, **lora, K=K)
-    first = torch.autograd.grad(O.sum(), lora["A1"], retain_graph=True)
-    second = torch.autograd.grad(O.sum(), lora["A1"])
-    assert torch.equal(*first, *second) and first[0].any()
+    check_walked_twice(adapted(tilemoe.moe)(**tensors, **lora, K=K), lora["A1"])
 
 
 def with_second_gradients():
     tensors = layer()
     lora = factors(tensors)
-    O = adapted(tilemoe.moe)(**tensors, **lora, K=K)
-    (of_A1,) = torch.autograd.grad(O.sum(), lora["A1"], create_graph=True)
-    of_A1.sum().backward()
+    take_second_gradients(adapted(tilemoe.moe)(**tensors, **lora, K=K), lora["A1"])
 
 
-REFUSED = "refused: "
 ELSEWHERE = {  # of several processes, or of a GPU
     "CUDA graphs": "works, not tested on the CPU",
     "experts spread over ranks": "works, tested by expert_parallel_values.py",
@@ -168,26 +152,17 @@ FEATURES = {  # row of the table: (test, what the page says)
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature(feature):
-    use, says = FEATURES[feature]
-    if says.startswith(REFUSED):
-        refused(NotImplementedError, says.removeprefix(REFUSED), use)
-    else:
-        use()
+    check(*FEATURES[feature])
 
 
 @pytest.mark.parametrize("overwrite_H", [None, True, False])
 def test_a_compiled_layer_keeps_H(overwrite_H):
     tensors = layer()
     lora = factors(tensors)
-    O = compiled(adapted(tilemoe.moe))(**tensors, **lora, K=K, overwrite_H=overwrite_H)
-    loss, leaves = O.square().sum(), [tensors["x"], *lora.values()]
-    first = torch.autograd.grad(loss, leaves, retain_graph=True)
-    for again, gradient in zip(torch.autograd.grad(loss, leaves), first, strict=True):
-        assert torch.equal(again, gradient)
+    function, leaves = compiled(adapted(tilemoe.moe)), [tensors["x"], *lora.values()]
+    check_H_is_kept(function, {**tensors, **lora}, leaves, overwrite_H)
 
 
 def test_the_page_has_these_rows():
-    section = PAGE.read_text().split("## Low-rank adapters\n")[1].split("\n## ")[0]
-    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", section, re.MULTILINE))
-    assert rows.pop("feature") == "adapters"
+    rows = rows_of_page("Low-rank adapters", "adapters")
     assert rows == {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE

@@ -12,6 +12,8 @@ from transformers import (
 )  # fmt: skip
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
+from tilemoe.transformers import QuantizedExpertsConfig
+
 E, d = 4, 256  # two blocks of FP8 in each direction
 _COMMON = dict(
     vocab_size=98, hidden_size=d, num_hidden_layers=2, num_attention_heads=4,
@@ -79,6 +81,18 @@ def make_mxfp4(folder: Path, **changed) -> Path:
         tensors[key + "_blocks"] = torch.randint(256, (*groups, 16), **options)
         tensors[key + "_scales"] = torch.randint(118, 124, groups, **options)
     return _replace(folder, tensors, MXFP4)
+
+
+def make_in(format: str, folder: Path) -> dict:
+    """A checkpoint whose experts are loaded in this format, with the options that this takes."""
+    if format == "mxfp4":
+        make_mxfp4(folder)
+        return {}
+    if format == "fp8":
+        make_fp8("qwen3_moe", folder)
+        return {}
+    make("qwen3_moe", folder)
+    return dict(quantization_config=QuantizedExpertsConfig(format))
 
 
 def _replace(folder: Path, tensors: dict, quantization: dict) -> Path:

@@ -1,18 +1,18 @@
 """Quantised weights with each feature: docs/pytorch.md has the same rows."""
 
-import re
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
-from checks import compiled, refused, same_bits
+from checks import compiled
 from comparison import assert_close
-from lora_features_test import PAGE, REFUSED
-from lora_test import adapted
-from quantized_support import E, K, T, WEIGHTS, d, factors, layer, n, quantized
-from random_layers import normal, results
+from feature_table import (
+    REFUSED, take_second_gradients, check, check_H_is_kept, check_walked_twice, of_pairs, of_rows,
+    rows_of_page, with_given_ids, with_ones,
+)  # fmt: skip
+from quantized_support import WEIGHTS, E, K, T, agree, d, factors, layer, n, quantized
+from random_layers import normal
 
 FORMAT = "nf4_double"  # has all arrays
 
@@ -22,12 +22,7 @@ def agrees(function=tilemoe.moe, tensors=None, plain=None, lora=True, names=WEIG
     them. lora: with adapters."""
     tensors = layer() if tensors is None else tensors
     narrow, values = quantized(tensors, FORMAT, names)
-    factors_ = factors(tensors) if lora else {}
-    of = adapted if lora else lambda f: f
-    got = results(of(function), {**narrow, **factors_}, **how)
-    want = results(of(plain or function), {**values, **factors_}, **how)
-    same_bits(got, want)
-    assert all(tensor.any() for tensor in got.values())
+    agree(narrow, values, factors(tensors) if lora else None, function, plain, **how)
 
 
 def both(**how):
@@ -76,26 +71,18 @@ def with_memory():
 
 
 def with_ids():
-    tensors = layer()
-    scores, ids = tilemoe.top_k(tensors["logits_or_scores"].detach(), K)[:2]
-    tensors["logits_or_scores"] = scores.requires_grad_()
-    both(tensors=tensors, ids=ids)()
+    tensors, ids = with_given_ids(layer())
+    both(tensors=tensors, **ids)()
 
 
 def with_pairs():
-    tensors = layer()
-    del tensors["logits_or_scores"]
-    tensors["scores"] = normal(2 * T, seed=3, dtype=torch.float32).requires_grad_()
-    tokens = torch.arange(T).repeat_interleave(2)
-    pairs = dict(tokens=tokens, experts=torch.arange(2 * T) % (E + 1))
+    tensors, pairs = of_pairs(layer())
     both(function=tilemoe.moe_general, tensors=tensors, **pairs)()
 
 
 def with_rows():
-    tensors = layer()
-    del tensors["logits_or_scores"]
-    tensors["rows"] = tensors.pop("x")
-    both(function=tilemoe.grouped_experts, tensors=tensors, counts=torch.arange(E))()
+    tensors, counts = of_rows(layer())
+    both(function=tilemoe.grouped_experts, tensors=tensors, **counts)()
 
 
 def with_kinds(**kinds):
@@ -104,26 +91,19 @@ def with_kinds(**kinds):
 
 
 def with_addend():
-    tensors = layer()
-    addend = torch.ones_like(tensors["x"]).requires_grad_()
-    both(tensors={**tensors, "addend": addend}, K=K)()
+    both(tensors=with_ones(layer()), K=K)()
 
 
 def walked_twice():
     tensors = layer()
     narrow, _ = quantized(tensors, FORMAT)
-    O = tilemoe.moe(**narrow, K=K)
-    first = torch.autograd.grad(O.sum(), tensors["x"], retain_graph=True)
-    second = torch.autograd.grad(O.sum(), tensors["x"])
-    assert torch.equal(*first, *second) and first[0].any()
+    check_walked_twice(tilemoe.moe(**narrow, K=K), tensors["x"])
 
 
 def with_second_gradients():
     tensors = layer()
     narrow, _ = quantized(tensors, FORMAT)
-    O = tilemoe.moe(**narrow, K=K)
-    (of_x,) = torch.autograd.grad(O.sum(), tensors["x"], create_graph=True)
-    of_x.sum().backward()
+    take_second_gradients(tilemoe.moe(**narrow, K=K), tensors["x"])
 
 
 def without_gradients():
@@ -182,22 +162,15 @@ FEATURES = {  # row of the table: (test, what the page says)
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature(feature):
-    use, says = FEATURES[feature]
-    if says.startswith(REFUSED):
-        refused(NotImplementedError, says.removeprefix(REFUSED), use)
-    else:
-        use()
+    check(*FEATURES[feature])
 
 
 @pytest.mark.parametrize("overwrite_H", [None, True, False])
 def test_a_compiled_layer_keeps_H(overwrite_H):
     tensors = layer()
     narrow, _ = quantized(tensors, FORMAT)
-    O = compiled(tilemoe.moe)(**narrow, K=K, overwrite_H=overwrite_H)
-    loss, leaves = O.square().sum(), [tensors["x"], tensors["logits_or_scores"]]
-    first = torch.autograd.grad(loss, leaves, retain_graph=True)
-    for again, gradient in zip(torch.autograd.grad(loss, leaves), first, strict=True):
-        assert torch.equal(again, gradient)
+    leaves = [tensors["x"], tensors["logits_or_scores"]]
+    check_H_is_kept(compiled(tilemoe.moe), narrow, leaves, overwrite_H)
 
 
 def test_a_compiled_module():
@@ -208,7 +181,5 @@ def test_a_compiled_module():
 
 
 def test_the_page_has_these_rows():
-    section = PAGE.read_text().split("## Quantised frozen experts\n")[1].split("\n## ")[0]
-    table = section.split("| feature | quantised weights |")[1]
-    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE))
+    rows = rows_of_page("Quantised frozen experts", "quantised weights")
     assert rows == {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE

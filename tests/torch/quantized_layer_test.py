@@ -11,10 +11,11 @@ import torch
 import lora_test
 import tilemoe
 from checks import Calls, refused, same_bits
-from lora_test import adapted
-from peak_memory_test import allocations, live_sums
-from quantized_support import E, K, T, WEIGHTS, d, factors, layer, n, quantized
-from random_layers import normal, results
+from peak_memory_test import allocations, live_sums, saved_by_forward
+from quantized_support import (
+    KINDS, WEIGHTS, E, K, T, agree, agree_of_kind, d, factors, layer, n, quantized,
+)  # fmt: skip
+from random_layers import normal
 from target import DEVICE
 from tilemoe import _formats
 
@@ -22,34 +23,12 @@ FORMATS = _formats.FORMATS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def agree(narrow, values, lora=None, function=tilemoe.moe, plain=None, **how):
-    """O and all gradients have the same bits; `plain` computes those of the values."""
-    lora = lora or {}
-    of = lambda f: adapted(f) if lora else f
-    got = results(of(function), {**narrow, **lora}, **how)
-    want = results(of(plain or function), {**values, **lora}, **how)
-    same_bits(got, want)
-    assert all(tensor.any() for tensor in got.values())
-
-
-KINDS = {
-    "concatenated": dict(),
-    "interleaved, transposed": dict(gate_layout="interleaved", transposed=True),
-    "split": dict(gate_layout="split"),
-    "split, transposed": dict(gate_layout="split", transposed=True),
-}
-
-
 @pytest.mark.parametrize("adapters", [False, True], ids=["", "adapters"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_bits_of_the_dequantized_layer(format, kind, adapters):
-    how = KINDS[kind]
     for dtype in DTYPES:
-        tensors = layer(dtype, **how)
-        narrow, values = quantized(tensors, format, transposed=how.get("transposed", False))
-        lora = factors(tensors) if adapters else None
-        agree(narrow, values, lora, K=K, gate_layout=how.get("gate_layout", "concatenated"))
+        agree_of_kind(KINDS[kind], format, dtype, adapters)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -152,15 +131,7 @@ def test_the_comparison_finds(slip, name):
 
 def saved_by(tensors, **how):
     """The memory that forward keeps, without the layer's own tensors."""
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        O = tilemoe.moe(**tensors, K=K, **how)
+    O, kept = saved_by_forward(lambda: tilemoe.moe(**tensors, K=K, **how))
     own = [t for t in tensors.values() if isinstance(t, torch.Tensor)]
     own += [a for t in tensors.values() if not isinstance(t, torch.Tensor) for a in t.arrays
             if a is not None]  # fmt: skip

@@ -15,9 +15,8 @@ import tilemoe.peft
 import tilemoe.transformers
 from checks import refused, same_bits
 from peft_support import config_of, fill, nothing_materialised
-from quantized_checkpoints import experts_of, load, logits, make, make_fp8, make_mxfp4, tokens
+from quantized_checkpoints import experts_of, load, logits, make_in, tokens
 from tilemoe.integrations import quantized_experts
-from tilemoe.transformers import QuantizedExpertsConfig
 
 KINDS = ["mxfp4", "fp8", "nf4"]
 
@@ -36,15 +35,7 @@ def base(tmp_path_factory):
 
     def of(kind):
         if kind not in made:
-            options, folder = {}, folders[kind]
-            if kind == "mxfp4":
-                make_mxfp4(folder)
-            elif kind == "fp8":
-                make_fp8("qwen3_moe", folder)
-            else:
-                make("qwen3_moe", folder)
-                options = dict(quantization_config=QuantizedExpertsConfig(kind))
-            made[kind] = load(folder, **options)
+            made[kind] = load(folders[kind], **make_in(kind, folders[kind]))
         return copy.deepcopy(made[kind])
 
     return of

@@ -3,7 +3,9 @@
 import torch
 
 import tilemoe
-from random_layers import normal
+from checks import same_bits
+from lora_test import adapted
+from random_layers import normal, results
 
 T, d, n, E, K = 37, 128, 96, 7, 3  # multiples of 32; two blocks of columns
 WEIGHTS = ("W1", "W1_up", "W2")
@@ -50,3 +52,29 @@ def factors(tensors, rank=8, seed=40):
         B = normal(E, out, rank, seed=seed + 2 * i + 1, dtype=torch.float32, scale=rank**-0.5)
         made |= {f"A{name[1:]}": A.requires_grad_(), f"B{name[1:]}": B.requires_grad_()}
     return made
+
+
+def agree(narrow, values, lora=None, function=tilemoe.moe, plain=None, **how):
+    """O and all gradients have the same bits; `plain` computes those of the values."""
+    lora = lora or {}
+    of = lambda f: adapted(f) if lora else f
+    got = results(of(function), {**narrow, **lora}, **how)
+    want = results(of(plain or function), {**values, **lora}, **how)
+    same_bits(got, want)
+    assert all(tensor.any() for tensor in got.values())
+
+
+KINDS = {
+    "concatenated": dict(),
+    "interleaved, transposed": dict(gate_layout="interleaved", transposed=True),
+    "split": dict(gate_layout="split"),
+    "split, transposed": dict(gate_layout="split", transposed=True),
+}
+
+
+def agree_of_kind(kind, format, dtype, adapters, **how):
+    """`agree` of a layer of KINDS."""
+    tensors = layer(dtype, **kind)
+    narrow, values = quantized(tensors, format, transposed=kind.get("transposed", False))
+    layout = kind.get("gate_layout", "concatenated")
+    agree(narrow, values, factors(tensors) if adapters else None, K=K, gate_layout=layout, **how)
