@@ -176,8 +176,9 @@ def work(options, rest):
             with locked(locks / "all"):
                 kept = records.read(options.out) if options.out.exists() else []
                 records.write(options.out, [*kept, line])
-        said = {key: values[key] for key in ("T", "loss", "tokens_per_s", "run_s")}
-        print(json.dumps({"name": str(run)} | said), flush=True)
+                # Within the lock: the processes share one standard output.
+                said = {key: values[key] for key in ("T", "loss", "tokens_per_s", "run_s")}
+                print(json.dumps({"name": str(run)} | said), flush=True)
     dist.destroy_process_group()
     return int(failed > 0)
 
