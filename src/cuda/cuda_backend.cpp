@@ -112,6 +112,18 @@ void check_supported(const tilemoe_experts& experts) {
   check_dtype(experts);
 }
 
+KernelPlan plan_without_device(const tilemoe_experts& experts, int sms, const char* arch) {
+  check_dtype(experts);
+  struct Sized {
+    DeviceInfo device{};
+    ExpertsPlan plan{};
+  };
+  const auto sized = std::make_shared<Sized>();
+  sized->device.sms = sms;
+  sized->plan = {.device = &sized->device, .arch = built_arch(arch)};
+  return {sized, &sized->plan};
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }
@@ -132,6 +144,7 @@ constexpr Backend kBackend = {
     .check_supported = check_supported,
     .check_limits = check_call_limits,
     .plan = plan_for,
+    .plan_without_device = plan_without_device,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =
         {
@@ -142,6 +155,10 @@ constexpr Backend kBackend = {
 };
 
 }  // namespace
+
+const Backend& backend_of_build() {
+  return kBackend;
+}
 
 const Backend& backend() {
   // Once: each call reads the current device itself.

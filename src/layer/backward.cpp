@@ -287,6 +287,7 @@ void update_saved(const BackwardCall& call, tilemoe_saved& saved) {
 void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given,
               StepObserver* observer) {
   const BackwardCall call(experts, given);
+  if (call.args.dry_run != 0) return;
   const BackwardSteps run(call, observer);
   begin_over_H(call, *call.args.saved);
   run.activation_gradient();
