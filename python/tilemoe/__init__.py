@@ -1,41 +1,36 @@
-"""TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch.
+"""TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch; for JAX
+in `tilemoe.jax`.
 
-Without torch, `import tilemoe` works for what does not need it: `tilemoe.options`, and the layers
-and records of `tilemoe.bench`. A name of the list below is then an ImportError."""
+The names of the list below need torch. They are loaded when the first of them is used, or at once if
+a program has imported torch before, so that `import tilemoe.jax` imports no torch. Without torch,
+`tilemoe.jax`, `tilemoe.options`, and the layers and records of `tilemoe.bench` work, and a name of
+the list is an ImportError."""
 
 import importlib.util as _importlib_util
 import sys as _sys
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from ._invocation import is_command as _is_command
-from ._invocation import is_module as _is_module
+
+if _TYPE_CHECKING:
+    from ._config import set_arch, set_kit, show_config
+    from ._library import VERSION as __version__
+    from ._library import set_block_turns, set_ctas_per_sm
+    from .functional import WeightGradients, grouped_experts, moe, moe_general
+    from .integrations.from_modules import from_modules
+    from .lora import LoRA
+    from .module import MoE, MoEAux
+    from .quantization import QuantizedExperts, quantize_experts
+    from .quantized_modules import quantize_
+    from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
 
 _NO_TORCH = (
-    "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]'"
+    "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]' (or "
+    "import tilemoe.jax, which needs jax alone)"
 )
-if "torch" in _sys.modules:
-    _has_torch = _sys.modules["torch"] is not None
-else:
-    _has_torch = _importlib_util.find_spec("torch") is not None
-
-if _has_torch and not _is_module("tilemoe.options"):  # which the package itself imports
-    try:
-        import torch as _torch  # noqa: F401  first: every module below imports it
-
-        from . import _flops as _flops  # registers them
-        from ._config import set_arch, set_kit, show_config
-        from ._library import VERSION as __version__
-        from ._library import set_block_turns, set_ctas_per_sm
-        from .functional import WeightGradients, grouped_experts, moe, moe_general
-        from .integrations.from_modules import from_modules
-        from .lora import LoRA
-        from .module import MoE, MoEAux
-        from .quantization import QuantizedExperts, quantize_experts
-        from .quantized_modules import quantize_
-        from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
-    except (ImportError, OSError):
-        if not _is_command():  # the command reports what is missing
-            raise
+_NEED_NO_TORCH = ("bench", "jax", "options")  # submodules
 
 __all__ = [
     "Aux",
@@ -62,11 +57,68 @@ __all__ = [
     "top_k",
     "topk_router",
 ]
+_MODULES = {  # of the names, in the order in which they are loaded
+    "_config": ("set_arch", "set_kit", "show_config"),
+    "_library": ("set_block_turns", "set_ctas_per_sm"),
+    "functional": ("WeightGradients", "grouped_experts", "moe", "moe_general"),
+    "integrations.from_modules": ("from_modules",),
+    "lora": ("LoRA",),
+    "module": ("MoE", "MoEAux"),
+    "quantization": ("QuantizedExperts", "quantize_experts"),
+    "quantized_modules": ("quantize_",),
+    "routing": ("Aux", "rounded_router", "router_losses", "scores_at", "top_k", "topk_router"),
+}
+_is_loaded = False
 
 
-if not _has_torch:
+def _has_torch() -> bool:
+    if "torch" in _sys.modules:
+        return _sys.modules["torch"] is not None
+    return _importlib_util.find_spec("torch") is not None
 
-    def __getattr__(name: str) -> _Any:
-        if name in __all__:
-            raise ImportError(_NO_TORCH)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def _load() -> None:
+    """Loads the package for PyTorch. Also registers the operators in `torch.ops.tilemoe`."""
+    global _is_loaded
+    if _is_loaded:
+        return
+    _is_loaded = True  # modules that it loads may look for names here
+    try:
+        import torch as _torch  # noqa: F401  first: every module below imports it
+
+        _import_module("._flops", __name__)  # registers them
+        for place, names in _MODULES.items():
+            module = _import_module(f".{place}", __name__)
+            globals().update({name: getattr(module, name) for name in names})
+        globals()["__version__"] = globals()["_library"].VERSION
+    except BaseException:
+        _is_loaded = False
+        raise
+
+
+def __getattr__(name: str) -> _Any:
+    missing = AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _is_loaded or name in _NEED_NO_TORCH:
+        raise missing
+    if name.startswith("_") and name != "__version__":  # a module of its own, or none
+        if name.startswith("__") or _importlib_util.find_spec(f"{__name__}.{name}") is None:
+            raise missing
+        return _import_module(f".{name}", __name__)
+    if not _has_torch():
+        raise ImportError(_NO_TORCH) if name in __all__ else missing
+    _load()
+    if name in globals():
+        return globals()[name]
+    raise missing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if _sys.modules.get("torch") is not None:
+    try:
+        _load()
+    except (ImportError, OSError):
+        if not _is_command():  # the command reports what is missing
+            raise

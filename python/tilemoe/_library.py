@@ -4,7 +4,7 @@ libtilemoe_torch then contains only the operators' names."""
 
 import torch
 
-from . import _renamed
+from . import _renamed, _signatures
 from ._folder import directory
 
 MIN_TORCH = (2, 10)
@@ -22,6 +22,7 @@ def _check_torch():
     if version < MIN_TORCH:
         required = ".".join(map(str, MIN_TORCH))
         raise ImportError(f"tilemoe needs torch {required} or newer, but torch is {torch.__version__}")
+    _signatures.is_compiling = torch.compiler.is_compiling  # which imports no torch, for JAX
 
 
 def _load():

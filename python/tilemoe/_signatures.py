@@ -10,14 +10,17 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, TypeVar, get_type_hints
 
-from torch.compiler import is_compiling
-
 from . import _renamed
 from .options import DEFAULTS, FIELDS, OLDER, TYPES, Options
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MAX_KEPT = 4096  # Options that a reader keeps
+
+
+def is_compiling() -> bool:
+    """Whether torch.compile traces; _library.py puts torch's function here."""
+    return False
 
 
 class Reader:

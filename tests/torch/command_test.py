@@ -323,7 +323,7 @@ def test_without_the_operators(torch, sentence, how, tmp_path):
         assert failed.returncode == 1 and failed.stderr.startswith("tilemoe: error: ")
         assert "Traceback" not in failed.stderr
     program = subprocess.run(
-        [sys.executable, "-c", "import tilemoe"], capture_output=True, text=True,
+        [sys.executable, "-c", "import tilemoe; tilemoe.moe"], capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, *sys.path])),
                           "TILEMOE_LIBRARY_DIR": "/nowhere"},
     )  # fmt: skip

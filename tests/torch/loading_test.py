@@ -70,8 +70,12 @@ def refused_on_cuda(libraries, dtype="bfloat16"):
 
 
 def import_fails(libraries):
-    """-> the last line of what the import says."""
-    last = last_line("import tilemoe", TILEMOE_LIBRARY_DIR=str(libraries))
+    """-> the last line of what the import says: at once after torch, else at the first use."""
+    lasts = {
+        last_line(program, TILEMOE_LIBRARY_DIR=str(libraries))
+        for program in ("import torch, tilemoe", "import tilemoe; tilemoe.moe")
+    }
+    (last,) = lasts
     assert last.startswith("ImportError: tilemoe")
     return last
 
@@ -111,8 +115,19 @@ print(Options(K=2).numbers, [name for name in sys.modules if name.startswith("to
 def test_torch_absent(use):
     assert last_line(f"{WITHOUT_TORCH}\n{use}") == (
         "ImportError: tilemoe needs torch 2.10 or newer, which is not installed: "
-        "pip install 'tilemoe[torch]'"
+        "pip install 'tilemoe[torch]' (or import tilemoe.jax, which needs jax alone)"
     )
+
+
+def test_imports_torch_when_it_is_used():
+    without = "import sys, tilemoe; assert 'torch' not in sys.modules"
+    assert succeeds(f"{without}; print(tilemoe.functional.__name__)") == "tilemoe.functional"
+    assert succeeds(f"{without}; print(tilemoe.MoE.__module__)") == "tilemoe.module"
+    operator = "print(tilemoe.moe.__name__, torch.ops.tilemoe.moe.default.name())"
+    assert succeeds(f"{without}; import torch; {operator}") == "moe tilemoe::moe"
+    operator = "print(torch.ops.tilemoe.moe.default.name())"
+    assert succeeds(f"import torch, tilemoe; {operator}") == "tilemoe::moe"
+    assert last_line(f"{without}; tilemoe.none").startswith("AttributeError: module 'tilemoe'")
 
 
 def test_what_needs_no_torch():
