@@ -1,0 +1,12 @@
+# Turns TILEMOE_JAX from what was requested (AUTO, ON, OFF) into what is built (ON, OFF).
+if(NOT TILEMOE_JAX MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "TILEMOE_JAX is '${TILEMOE_JAX}', expected AUTO, ON or OFF")
+endif()
+if(TILEMOE_JAX STREQUAL "AUTO")
+  set(TILEMOE_JAX OFF)
+  if(TILEMOE_SANITIZE)
+    message(STATUS "JAX's FFI: not built (a sanitizer would have to be in Python first)")
+  elseif(PROJECT_IS_TOP_LEVEL AND EXISTS ${PROJECT_SOURCE_DIR}/bindings/jax/vendored/xla/ffi/api/ffi.h)
+    set(TILEMOE_JAX ON)
+  endif()
+endif()

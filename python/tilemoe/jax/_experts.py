@@ -1,0 +1,468 @@
+"""The layer: forward and backward of the experts as one custom_vjp, and the functions of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from .. import _checks
+from .._signatures import Reader
+from ..options import (
+    ACTIVATIONS, GATED, GROUPED, LITERALS, TOP_K, Activation, GateLayout, GroupScore, OnOverflow,
+    Options, Scoring,
+)  # fmt: skip
+from . import _sharding
+from ._lora import FACTORS, LoRA, Factors, factors_of
+from ._router import choose
+from ._shapes import (
+    FLOATS, INTS, call, plan, require_array, require_shape, rows_of, shape_text,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
+# The bits of gradients in the library, and the operands that they belong to.
+_BITS = {
+    "X": 1, "scores": 2, "W1": 4, "W1_up": 8, "W2": 16, "b1": 32, "b1_up": 64, "b2": 128,
+    "A1": 256, "B1": 256, "A1_up": 256, "B1_up": 256, "A2": 512, "B2": 512,
+}  # fmt: skip
+_FROM_DH = 1 | 4 | 8 | 32 | 64 | 256  # those that follow from dH
+_RESULTS = {"X": "dX", "scores": "ds", **{name: f"d{name}" for name in (*WEIGHTS, *FACTORS)}}
+# What forward keeps for backward, by the names of jax.ad_checkpoint.
+RESIDUALS = (
+    "tilemoe_H", "tilemoe_routing", "tilemoe_ids", "tilemoe_scores", "tilemoe_P1", "tilemoe_P2",
+    "tilemoe_packed",
+)  # fmt: skip
+
+
+class _Static(NamedTuple):
+    """The function of the experts, as the handlers' attributes have it."""
+
+    kind: int
+    K: int
+    capacity: int
+    activation: int
+    gate_layout: int
+    transposed: int
+    clamp: float
+    alpha: float
+    up_shift: float
+    column_blocks: int
+    rank_gate: int
+    rank_up: int
+    rank_down: int
+    scale_1: float
+    scale_2: float
+
+    def h_width(self, W2: Any) -> int:
+        n = W2.shape[1 if self.transposed else 2]
+        return 2 * n if ACTIVATIONS[self.activation] in GATED else n
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    """The operands whose gradients are wanted, and the dtypes that these have."""
+
+    dtypes: tuple[tuple[str, str], ...]
+
+
+# ---------------------------------------------------------------- forward and backward
+
+
+def _forward(static: _Static, operands: dict[str, Any], saves: bool) -> dict[str, Any]:
+    """All results of the handler that a caller reads."""
+    X = operands["X"]
+    dtype = X.dtype
+    operands = {
+        name: array.astype(dtype) if name in (*WEIGHTS, "addend") and array is not None else array
+        for name, array in operands.items()
+    }
+    attributes = {**static._asdict(), "saves": int(saves)}
+    sizes = plan("forward", operands, attributes)
+    results: dict[str, Any] = {
+        "O": (X.shape, dtype),
+        "routing": ((sizes.routing,), jnp.uint8),
+        "workspace": ((sizes.workspace,), jnp.uint8),
+    }
+    if sizes.packed:
+        results["packed"] = ((sizes.packed,), jnp.uint8)
+    if saves:
+        results["H"] = ((sizes.capacity, static.h_width(operands["W2"])), dtype)
+        if rank := static.rank_gate + static.rank_up:
+            results["P1"] = ((sizes.capacity, rank), dtype)
+        if static.rank_down:
+            results["P2"] = ((sizes.capacity, static.rank_down), dtype)
+    made = call("forward", operands, results, attributes)
+    return {**made, **{name: operands.get(name) for name in WEIGHTS}}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _experts(static: _Static, overwrite_H: bool, operands: dict[str, Any]) -> Any:
+    """O and the routing's bytes."""
+    made = _forward(static, operands, False)
+    return made["O"], made["routing"]
+
+
+def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
+    values = {name: None if array is None else array.value for name, array in operands.items()}
+    perturbed = [
+        name for name, array in operands.items()
+        if array is not None and array.perturbed and name != "ids"
+    ]  # fmt: skip
+    wanted = _Wanted(tuple((name, values[name].dtype.name) for name in perturbed))
+    if set(perturbed) <= {"addend"}:
+        return _experts(static, overwrite_H, values), ({}, wanted)
+    made = _forward(static, values, True)
+    kept = {name: made.get(name) for name in ("H", "routing", "P1", "P2", "packed")}
+    kept = {
+        name: checkpoint_name(array, f"tilemoe_{name}")
+        for name, array in kept.items() if array is not None
+    }  # fmt: skip
+    weights = {name: made[name] for name in WEIGHTS if made[name] is not None}
+    scores = values["scores"]
+    shapes = {name: array[:0] for name, array in values.items() if name in FACTORS and array is not None}
+    saved = {
+        "X": values["X"], **kept, **weights, **{f"{name}_like": of for name, of in shapes.items()}
+    }  # fmt: skip
+    if scores is not None:
+        saved["scores_like"] = scores[:0]
+    return (made["O"], kept["routing"]), (saved, wanted)
+
+
+def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotangents: Any) -> Any:
+    saved, wanted = residuals
+    dO, dtypes = cotangents[0], dict(wanted.dtypes)
+    names = (*_RESULTS, "ids", "addend")
+    gradients: dict[str, Any] = dict.fromkeys(names)
+    if isinstance(dO, jax.custom_derivatives.SymbolicZero):
+        return (gradients,)
+    if "addend" in dtypes:
+        gradients["addend"] = dO.astype(dtypes.pop("addend"))
+    if not dtypes:
+        return (gradients,)
+    X, E = saved["X"], saved["W2"].shape[0]
+    bits = 0
+    results: dict[str, Any] = {}
+    for name, dtype in dtypes.items():
+        bits |= _BITS[name]
+        if name == "X":
+            results["dX"] = (X.shape, X.dtype)
+        elif name == "scores":
+            rows = (X.shape[0], static.K) if static.kind == TOP_K else (X.shape[0],)
+            results["ds"] = (rows, jnp.float32)
+        else:
+            # The library writes a gradient in X's dtype or in float32.
+            like = saved[name] if name in WEIGHTS else saved[f"{name}_like"]
+            shape = (E, *like.shape[1:])
+            results[_RESULTS[name]] = (shape, X.dtype if dtype == X.dtype.name else jnp.float32)
+    over_H = bool(overwrite_H and bits & _FROM_DH)
+    operands = {"dO": dO, **{name: saved.get(name) for name in saved if "_like" not in name}}
+    attributes = {**static._asdict(), "over_H": int(over_H), "gradients": bits}
+    workspace = plan("backward", operands, attributes).workspace
+    results["workspace"] = ((workspace,), jnp.uint8)
+    aliases = {}
+    if over_H:
+        results["dH"], aliases["dH"] = (saved["H"].shape, X.dtype), "H"
+    made = call("backward", operands, results, attributes, aliases)
+    for name, dtype in dtypes.items():
+        gradients[name] = made[_RESULTS[name]].astype(dtype)
+    return (gradients,)
+
+
+_experts.defvjp(_experts_forward, _experts_backward, symbolic_zeros=True)
+
+
+# ---------------------------------------------------------------- what both functions do
+
+
+class _OfExperts(TypedDict, total=False):
+    activation: Activation
+    gate_layout: GateLayout
+    clamp: float
+    alpha: float
+    up_shift: float
+    column_blocks: int
+
+
+class _OfMoe(_OfExperts, total=False):
+    K: int | None
+    scoring: Scoring
+    n_group: int
+    topk_group: int
+    group_score: GroupScore | None
+    routed_scaling_factor: float
+    capacity: int | None
+    on_overflow: OnOverflow
+
+
+_moe, _grouped = Reader("moe", _OfMoe), Reader("grouped_experts", _OfExperts)
+
+
+class _Layer(NamedTuple):
+    """The weights of a call, checked as far as they are read here."""
+
+    weights: dict[str, Any]
+    E: int
+    options: Options
+    transposed: bool
+    overwrite_H: bool
+    lora: LoRA | None
+
+
+def _layer(weights: list[Any], options: Options, transposed: bool, overwrite_H: bool,
+           lora: LoRA | None) -> _Layer:  # fmt: skip
+    for name, value in (("transposed", transposed), ("overwrite_H", overwrite_H)):
+        if not isinstance(value, bool):
+            raise TypeError(f"tilemoe: {name} is {value!r}, expected True or False")
+    arrays = {
+        name: None if value is None else require_array(value, name)
+        for name, value in zip(WEIGHTS, weights)
+    }
+    W2 = arrays["W2"]
+    if W2 is None or W2.ndim != 3:
+        shape = "None" if W2 is None else f"of shape {shape_text(W2.shape)}"
+        raise ValueError(f"tilemoe: W2 is {shape}, expected three dimensions")
+    return _Layer(arrays, W2.shape[0], options, transposed, overwrite_H, lora)
+
+
+def _run(layer: _Layer, kind: int, K: int, capacity: int, X: Any, ids: Any, scores: Any,
+         addend: Any) -> Any:  # fmt: skip
+    """O and the routing's bytes."""
+    options, W2 = layer.options, layer.weights["W2"]
+    factors = Factors({}, (0, 0, 0), (1.0, 1.0))
+    if layer.lora is not None:
+        columns, rows = (1, 2) if layer.transposed else (2, 1)
+        factors = factors_of(layer.lora, layer.E, W2.shape[rows], W2.shape[columns], options)
+    static = _Static(
+        kind, K, capacity, ACTIVATIONS.index(options.activation),
+        LITERALS["gate_layout"].index(options.gate_layout), int(layer.transposed),
+        float(options.clamp), float(options.alpha), float(options.up_shift),
+        options.column_blocks, *factors.ranks, *factors.scales,
+    )  # fmt: skip
+    if addend is not None:
+        addend = require_array(addend, "addend")
+        if addend.size != X.size:
+            raise ValueError(
+                f"tilemoe: addend has shape {shape_text(addend.shape)}, expected that of x, as "
+                f"rows {shape_text(X.shape)}"
+            )
+        addend = addend.reshape(X.shape)
+    if scores is not None:
+        scores = scores.astype(jnp.float32)
+    operands = {"X": X, "ids": ids, "scores": scores, **layer.weights, "addend": addend}
+    operands.update({name: factors.arrays.get(name) for name in FACTORS})
+    return _experts(static, layer.overwrite_H, _sharding.together(operands))
+
+
+# ---------------------------------------------------------------- the routed layer
+
+
+class Aux(NamedTuple):
+    """The counts of a routing."""
+
+    expert_counts: jax.Array  # (E) int32: how often each expert was chosen
+    skipped: jax.Array  # () int32: pairs with an id outside [0, E), or over the capacity
+    without: jax.Array  # () int32: tokens without an expert
+    overflow: jax.Array  # () int32: pairs that did not fit into the capacity; they are skipped too
+
+
+@_moe.shows
+def moe(
+    x: Any,
+    logits_or_scores: Any,
+    W1: Any,
+    W2: Any,
+    *,
+    ids: Any = None,
+    W1_up: Any = None,
+    b1: Any = None,
+    b1_up: Any = None,
+    b2: Any = None,
+    selection_bias: Any = None,
+    addend: Any = None,
+    lora: LoRA | None = None,
+    transposed: bool = False,
+    overwrite_H: bool = True,
+    return_aux: bool = False,
+    **options: Unpack[_OfMoe],
+) -> Any:
+    """Compute the routed layer: O_t = addend_t + sum over the token's K experts of s * expert(x_t).
+
+    With `K`, each token's experts are chosen from the router's logits. With `ids`, the experts are
+    given, and the second argument is their scores. x, the weights and the biases may have different
+    dtypes: the layer computes in x's, and each gradient has the dtype of its array; that of a
+    float32 weight is written in float32.
+
+    Args:
+        x: the tokens; float32 (CPU alone), bfloat16 or float16.
+        logits_or_scores: with `K` the router's logits, with `ids` the scores of the chosen experts.
+            The gradient goes to this array. float32, bfloat16 or float16.
+        W1: the experts' first weights, gate and up rows. See `gate_layout`.
+        W2: the experts' second weights.
+        ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
+        W1_up, b1_up: the up rows and their biases, if `gate_layout` is "split".
+        b1, b2: biases of the first and the second GEMM.
+        selection_bias: added to the sigmoid scores to choose experts, not to the scores themselves.
+        addend: added to the output in float32 before rounding, a residual for instance.
+        lora: low-rank adapters of the weights. Weights that are not differentiated have no gradient
+            computed.
+        transposed: the weights are (E, d, 2n) and (E, n, d), as `jax.lax.ragged_dot` takes them.
+            A transpose before the call would copy all weights in every step.
+        overwrite_H: backward writes dH, its largest intermediate, over H, the largest array that
+            forward keeps. If H is read again, XLA copies it before.
+        return_aux: also return the counts of the routing.
+
+    Shape:
+        x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) if it
+        is split or the activation has no gate; W2 (E, d, n); with `transposed` the last two
+        dimensions of W1, W1_up and W2 are swapped; biases b1 (E, 2n) or (E, n), one for each row of
+        W1, b2 (E, d); selection_bias (E) float32; addend and the output as x. d and n are multiples
+        of 8.
+
+    Returns:
+        O, of x's shape and dtype; with `return_aux` O and an `Aux`.
+
+    Raises:
+        ValueError: a shape, a dtype or an option does not fit; it names the argument. Also if an
+            array is sharded along explicit axes of a mesh outside of `jax.shard_map`.
+        TypeError: an argument is no array.
+        NotImplementedError: vmap, derivatives of the gradient, symbolic shapes, token rounding.
+
+    Example:
+        >>> x, logits = jnp.ones((6, 16)), jnp.arange(24.0).reshape(6, 4)
+        >>> W1, W2 = jnp.ones((4, 2 * 8, 16)), jnp.ones((4, 16, 8))
+        >>> tilemoe.jax.moe(x, logits, W1, W2, K=2).shape
+        (6, 16)
+    """
+    if options.get("rounding") is not None:  # type: ignore[typeddict-item]
+        raise NotImplementedError("tilemoe: token rounding (rounding=) is not supported in JAX")
+    chosen = _moe(options)  # type: ignore[arg-type]
+    layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
+    x = require_array(x, "x")
+    X, E = rows_of(x, "x", "(..., d)"), layer.E
+    T = X.shape[0]
+    name, expected = ("logits", "(..., E)") if ids is None else ("scores", "(..., K)")
+    router = rows_of(require_array(logits_or_scores, name), name, expected)
+    if ids is None:
+        require_shape(router, "logits", T, E)
+        if chosen.K is None:
+            raise ValueError("tilemoe: K is None, expected the number of experts to choose from the logits")
+        scores, id_rows, _ = choose(router, chosen.K, chosen, selection_bias)
+    else:
+        scores, id_rows = router, _given_ids(ids, chosen, selection_bias, T)
+        require_shape(scores, "scores", *id_rows.shape)
+        id_rows, scores = _narrowed(id_rows, scores, E)
+    K = id_rows.shape[1]
+    pairs = T * K
+    rows = pairs if chosen.capacity is None else min(chosen.capacity, pairs)
+    out, routing = _run(layer, TOP_K, K, rows, X, id_rows, scores, addend)
+    counters = _ints(routing)[-4:]
+    if rows != pairs and chosen.on_overflow == "nan":
+        out = jnp.where(counters[0] > 0, jnp.nan, out).astype(out.dtype)
+    out = out.reshape(x.shape)
+    return (out, _aux(routing, id_rows, E, T, rows)) if return_aux else out
+
+
+def _given_ids(ids: Any, options: Options, selection_bias: Any, T: int) -> Any:
+    if selection_bias is not None:
+        raise ValueError("tilemoe: selection_bias chooses from logits, but ids are given")
+    _checks.plain_choice(options, "{name} is {value}, but ids are given, with their scores")
+    rows = rows_of(require_array(ids, "ids", INTS), "ids", "(..., K)")
+    require_shape(rows, "ids", T, rows.shape[1])
+    return rows
+
+
+def _narrowed(ids: Any, scores: Any, E: int) -> tuple[Any, Any]:
+    """ids and scores (T, K) -> the same, or (T, E) with a place for each expert if K is larger than
+    E: the ids of a rank's part of the experts. An expert that a token has twice gets both scores."""
+    if ids.shape[1] <= E:
+        return ids, scores
+    experts = jnp.arange(E, dtype=ids.dtype)
+    same = ids[:, None, :] == experts[:, None]  # (T, E, K)
+    narrow = jnp.where(same, scores[:, None, :], 0).sum(-1)
+    return jnp.where(same.any(-1), experts, -1), narrow
+
+
+def _ints(routing: Any) -> Any:
+    """A routing's bytes as int32."""
+    return jax.lax.bitcast_convert_type(routing.reshape(-1, 4), jnp.int32)
+
+
+def _aux(routing: Any, ids: Any, E: int, T: int, capacity: int) -> Aux:
+    # The arrays of a routing: offsets (E + 1), scores and tokens of the rows, each on 16 bytes.
+    numbers, padded = _ints(routing), lambda elements: (elements + 3) // 4 * 4
+    offsets, counters = numbers[: E + 1], numbers[-4:]
+    begin = padded(E + 1) + padded(capacity)
+    tokens = jnp.where(jnp.arange(capacity) < offsets[E], numbers[begin : begin + capacity], T)
+    seen = jnp.zeros(T + 1, bool).at[tokens].set(True)[:T]
+    counts = jnp.zeros(E + 1, jnp.int32).at[jnp.where((ids >= 0) & (ids < E), ids, E)].add(1)[:E]
+    without = T - seen.sum(dtype=jnp.int32)
+    return Aux(counts, counters[0] + counters[1], without, counters[0])
+
+
+# ---------------------------------------------------------------- the experts alone
+
+
+@_grouped.shows
+def grouped_experts(
+    rows: Any,
+    counts: Any,
+    W1: Any,
+    W2: Any,
+    *,
+    row_scores: Any = None,
+    W1_up: Any = None,
+    b1: Any = None,
+    b1_up: Any = None,
+    b2: Any = None,
+    addend: Any = None,
+    lora: LoRA | None = None,
+    transposed: bool = False,
+    overwrite_H: bool = True,
+    **options: Unpack[_OfExperts],
+) -> jax.Array:
+    """Compute the experts alone, over rows that are already sorted by expert.
+
+    Args:
+        rows: the first counts[0] of them go through expert 0, the next counts[1] through expert 1,
+            and so on. Those past the sum of the counts are not read: they are zero in the output
+            and in the gradient. A buffer of the worst case costs memory, not time.
+        counts: rows of each expert, int32 or int64, read on the device. A negative count counts as
+            0, and experts get no rows past R.
+        row_scores: the factor of each row's result; the gradient goes to them. None: 1.
+        W1, W2, W1_up, b1, b1_up, b2, addend, lora, transposed, overwrite_H: as in `moe`.
+
+    Shape:
+        rows (R, d); counts (E); row_scores (R); weights, addend and the output as in `moe`.
+
+    Returns:
+        Rows (R, d), of the given rows' dtype.
+
+    Raises:
+        As `moe`.
+
+    Example:
+        >>> rows, counts = jnp.ones((5, 16)), jnp.array([2, 0, 3, 0])
+        >>> W1, W2 = jnp.ones((4, 2 * 8, 16)), jnp.ones((4, 16, 8))
+        >>> tilemoe.jax.grouped_experts(rows, counts, W1, W2).shape
+        (5, 16)
+    """
+    chosen = _grouped(options)  # type: ignore[arg-type]
+    layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
+    X, counts = require_array(rows, "rows"), require_array(counts, "counts", INTS)
+    if X.ndim != 2:
+        raise ValueError(f"tilemoe: rows has shape {shape_text(X.shape)}, expected (R, d)")
+    require_shape(counts, "counts", layer.E)
+    R = X.shape[0]
+    if row_scores is not None:
+        row_scores = require_array(row_scores, "row_scores", FLOATS)
+        require_shape(row_scores, "row_scores", R)
+    out, _ = _run(layer, GROUPED, 0, R, X, counts, row_scores, addend)
+    return out
