@@ -12,7 +12,7 @@ time, and 18 if there is a CUDA compiler. Tests that need a GPU run only if this
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
   --all          everything that CI runs: every GPU architecture, the long tests, two versions of torch,
-                 the address, undefined behaviour and thread sanitizers
+                 three of jax, the address, undefined behaviour and thread sanitizers
   -R <regex>     only the tests whose names match, for instance -R '^Layer' or -R python
   -E <regex>     without those
   PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan
@@ -90,11 +90,13 @@ test_preset() {
   [ -z "$unexpected" ] || die "these tests may not be skipped: ${unexpected//$'\n'/ }"
 }
 
+# test_package <framework> <option>...
 test_package() {
-  rm -rf build/torch-tests
-  local status=0 file
-  scripts/test_torch.sh "$@" || status=$?
-  for file in build/torch-tests/*.xml; do
+  local framework=$1 status=0 file
+  shift
+  rm -rf "build/$framework-tests"
+  "scripts/test_$framework.sh" "$@" || status=$?
+  for file in build/"$framework"-tests/*.xml; do
     [ ! -e "$file" ] || count "$file"
   done
   [ "$status" = 0 ] || exit "$status"
@@ -106,12 +108,13 @@ case $what in
 all)
   require_nvcc
   test_preset ci -DTILEMOE_ALL_TESTS=ON -- "$@"
-  test_package --all
+  test_package torch --all
+  test_package jax --all
   test_preset asan -- "$@"
   test_preset tsan -- "$@"
   ;;
 *)
   test_preset "${PRESET:-release}" -DTILEMOE_CUDA_ARCHS="$(gpu_archs)" -- "$@"
-  [ "$what" != torch ] || test_package
+  [ "$what" != torch ] || test_package torch
   ;;
 esac

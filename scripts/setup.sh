@@ -5,6 +5,8 @@
 #   require_python      makes sure that .venv has Python and what tests/python/requirements.txt names
 #   require_torch [-newest]  makes sure that .venv-torch has torch and what the package's tests need;
 #                       with -newest .venv-torch-newest
+#   require_jax <version>  makes sure that .venv-jax-<version> has that jax (tests/jax); fails if no
+#                       Python here is new enough for it
 #   require_wheel_tools makes sure that .venv-wheel has what makes a wheel portable
 #   require_nvcc        makes sure of a CUDA compiler: the machine's own, or one in .venv-cuda
 #   build <preset> [<target> [<option of cmake>...]]  configures one of CMakePresets.json and builds
@@ -93,7 +95,7 @@ make_environment() {
   shift
   cat "$@" | cmp -s - "$environment/complete" && return 0
   say "making ${environment##*/}"
-  { rm -rf "$environment" && python3 -m venv "$environment" &&
+  { rm -rf "$environment" && "${environment_python:-python3}" -m venv "$environment" &&
     "$environment/bin/python" -m pip install -q --no-deps --no-compile "${@/#/--requirement=}" &&
     cat "$@" >"$environment/complete"; } >&2 ||
     die "the Python packages could not be installed; the lines above say why."
@@ -102,6 +104,23 @@ make_environment() {
 require_torch() {
   local tests=$root/tests/torch
   pinned_environment ".venv-torch${1:-}" "$tests"/requirements{-tests,"${1:-}"}.txt
+}
+
+# Prints a Python of at least this minor version: the default one, another of PATH, or pyenv's.
+find_python() {
+  local python
+  for python in python3 python3.{14..11} "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python3; do
+    "$python" -c "import sys; sys.exit(sys.version_info < (3, $1))" 2>/dev/null &&
+      printf '%s' "$python" && return
+  done
+  return 1
+}
+
+require_jax() {
+  local min_minor=12 environment_python
+  [ "$1" != 0.10.2 ] || min_minor=11
+  environment_python=$(find_python "$min_minor") || return 1
+  pinned_environment ".venv-jax-$1" "$root/tests/jax"/requirements{-tests,"-$1"}.txt
 }
 
 require_wheel_tools() { pinned_environment .venv-wheel "$root/scripts/wheel.txt"; }

@@ -1,5 +1,6 @@
 // The symbols of this library: the handlers, which Python registers with XLA, and the functions that
 // Python calls while it traces (python/tilemoe/jax/_library.py).
+#include <cfenv>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
@@ -87,9 +88,26 @@ void append(std::vector<Array>& arrays, const std::vector<const char*>& names, i
            std::to_string(place));
 }
 
+// XLA:CPU flushes subnormal numbers to zero in its threads, and the library's threads inherit this
+// from the one that starts them. The library computes with them, as in every other program.
+class DefaultFloatingPoint {
+ public:
+  DefaultFloatingPoint() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloatingPoint() { std::fesetenv(&before_); }
+  DefaultFloatingPoint(const DefaultFloatingPoint&) = delete;
+  DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
+
 // No exception may reach XLA.
 ffi::Error run(TargetName name, void* stream, const ffi::RemainingArgs& operands,
                const ffi::RemainingRets& results, const ffi::Dictionary& attributes) noexcept try {
+  const DefaultFloatingPoint floating_point;
   const Target& target = target_of(name);
   const Attributes by_name{
       [&](const char* of) { return value_of(attributes.get<int64_t>(of), of); },

@@ -5,6 +5,7 @@ They work under jit, grad, shard_map, checkpoint, scan and export, on the CPU an
 Not supported, with an error that names it: vmap, forward mode, second derivatives, symbolic shapes,
 float64, float32 on a GPU, token rounding."""
 
+from . import _library as _library  # first: it says what is missing
 from ._experts import RESIDUALS, Aux, grouped_experts, moe
 from ._library import (
     VERSION as __version__,

@@ -128,7 +128,8 @@ def _load() -> tuple[Library | None, Library | None, str | None]:
         try:
             cpu = Library(found[0], "cpu")
         except OSError as error:
-            raise ImportError(f"tilemoe's library for JAX cannot be loaded: {error}") from None
+            hint = ": install it (apt-get install libgomp1)" if "libgomp" in str(error) else ""
+            raise ImportError(f"tilemoe's library for JAX cannot be loaded: {error}{hint}") from None
     if found[1] is not None:
         try:
             cuda, reason = Library(found[1], "CUDA"), None
