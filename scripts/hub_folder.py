@@ -28,7 +28,8 @@ import kernel_hash  # noqa: E402
 LEFT_OUT = ("bench", "_command", "__main__.py", "transformers.py", "torchtitan.py",
             "torchtitan_gpt_oss.py", "torchtitan_dispatchers.py",
             "transformers_expert_parallel.py", "peft*.py", "expert_adapters.py",
-            "sharded_adapters.py", "kept_quantized.py", "quantized_loading.py")
+            "sharded_adapters.py", "kept_quantized.py", "quantized_loading.py",
+            "jax", "libtilemoe_jax*.so")
 CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
 # Those of TILEMOE_CUDA_ARCHS, as kernels write them.
 ARCHITECTURES = {80: "8.0", 90: "9.0a", 100: "10.0", 120: "12.0"}

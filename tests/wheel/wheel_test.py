@@ -23,6 +23,7 @@ WHEEL = Path(os.environ["TILEMOE_WHEEL"])
 TAG = "py3-none-manylinux_2_34_x86_64"  # RHEL 9, Debian 12, Ubuntu 22.04 and newer
 NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}  # what that tag allows
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
+CUDA = ("libtilemoe_torch_cuda.so", "libtilemoe_jax_cuda.so")
 TORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libgomp.so.1"}  # in the process before ours are
 
 
@@ -37,7 +38,8 @@ def libraries(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ours(libraries):
     found = {name: path for name, path in libraries.items() if name.startswith("libtilemoe")}
-    assert set(found) - {"libtilemoe_torch_cuda.so"} == {"libtilemoe_torch.so"}
+    assert set(found) - set(CUDA) == {"libtilemoe_torch.so", "libtilemoe_jax.so"}
+    assert set(found) & set(CUDA) in (set(), set(CUDA))
     return found
 
 
@@ -50,16 +52,18 @@ def test_tag():
 
 
 def test_size():
-    assert 2**20 < WHEEL.stat().st_size < 30 * 2**20
+    assert 2**20 < WHEEL.stat().st_size < 40 * 2**20
 
 
 def test_says_whether_it_has_cuda(ours):
     assert ("libtilemoe_torch_cuda.so" in ours) == ("+cpu" not in WHEEL.name)
 
 
-def test_exports_nothing(ours):
-    for path in ours.values():
-        assert output("nm", "-D", "--defined-only", path) == ""
+def test_exports_nothing_but_the_targets_of_jax(ours):
+    for name, path in ours.items():
+        exported = {line.split()[-1] for line in output("nm", "-D", "--defined-only", path).splitlines()}
+        assert bool(exported) == name.startswith("libtilemoe_jax")
+        assert all(symbol.startswith("tilemoe_jax_") for symbol in exported), name
 
 
 def test_links_no_python(libraries):
@@ -76,6 +80,8 @@ def test_needs_only_torch_and_the_system(libraries):
     for path in libraries.values():
         needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-dW", path)))
         assert needed - SYSTEM - TORCH <= set(libraries)
+        if path.name.startswith("libtilemoe_jax"):
+            assert needed - SYSTEM - set(libraries) <= {"libgomp.so.1"}, "JAX is used without torch"
 
 
 def test_the_cuda_library_has_no_cpu_backend(ours):
@@ -83,8 +89,8 @@ def test_the_cuda_library_has_no_cpu_backend(ours):
         assert "+cpu" in WHEEL.name
         return
     needed = {name: output("readelf", "-dW", path) for name, path in ours.items()}
-    assert re.search(r"NEEDED.*libdnnl", needed["libtilemoe_torch.so"])
-    assert not re.search(r"NEEDED.*(libdnnl|libhwy|libgomp)", needed["libtilemoe_torch_cuda.so"])
+    for name, text in needed.items():
+        assert bool(re.search(r"NEEDED.*(libdnnl|libhwy|libgomp)", text)) == (name not in CUDA), name
 
 
 def test_needs_no_newer_system_than_its_tag_says(libraries):
@@ -111,7 +117,9 @@ def test_has_the_project_s_addresses_alone():
 def test_carries_the_licenses(libraries):
     names = {Path(name).name for name in zipfile.ZipFile(WHEEL).namelist() if "/licenses/" in name}
     assert names == {"LICENSE", "libdnnl2.txt", "libhwy1.txt", "ocl-icd-libopencl1.txt"}
-    bundled = {re.split(r"[-.]", name)[0] for name in libraries} - {"libtilemoe_torch", "libtilemoe_torch_cuda"}
+    of_xla = "/licenses/bindings/jax/vendored/xla/LICENSE"
+    assert any(name.endswith(of_xla) for name in zipfile.ZipFile(WHEEL).namelist())
+    bundled = {re.split(r"[-.]", name)[0] for name in libraries if not name.startswith("libtilemoe")}
     assert bundled == {"libdnnl", "libhwy", "libOpenCL"}
 
 
@@ -130,11 +138,11 @@ def test_contains_kernels_for_hopper(ours):
 def test_depends_on_nothing_but_its_extras():
     needed = importlib.metadata.requires("tilemoe")
     assert [one for one in needed if "extra ==" not in one] == []
-    of_torch, of_transformers = (
+    of_torch, of_jax, of_transformers = (
         [one.split(";")[0].strip() for one in needed if re.search(rf"extra == .{extra}\b", one)]
-        for extra in ("torch", "transformers")
+        for extra in ("torch", "jax", "transformers")
     )
-    assert of_torch == ["torch>=2.10"]
+    assert of_torch == ["torch>=2.10"] and of_jax == ["jax>=0.10.2"]
     assert of_transformers == ["tilemoe[torch]", "transformers>=5.17", "accelerate"]
 
 
