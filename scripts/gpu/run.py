@@ -28,7 +28,7 @@ import groups
 from stages import ARCHS, AT_ONCE, STAGES, Machine, records
 
 STAGE_LIMIT_S = 480
-PACKAGES = ("torch", "transformers", "torchtitan")  # whose versions the results have
+PACKAGES = ("torch", "transformers", "torchtitan", "jax")  # whose versions the results have
 
 
 def say(text):
@@ -179,7 +179,7 @@ def parsed():
                         help="the folder of logs, of what has passed, and of results (build/gpu)")
     parser.add_argument("--wheel", type=pathlib.Path,
                         help="the PyTorch package's, for the stages torch, command, sizes, "
-                             "two-gpus, one-gpu-ranks and bench")
+                             "two-gpus, one-gpu-ranks, bench and jax")
     parser.add_argument("--packages", type=pathlib.Path,
                         help="a folder of wheels that the package's tests need (packages.sh)")
     parser.add_argument("--again", action="store_true", help="also run what has passed")

@@ -22,6 +22,10 @@ sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it need
 import records  # noqa: E402
 
 TESTS = ROOT / "tests" / "torch"
+JAX = ROOT / "tests" / "jax" / "jax_on_gpu.py"
+# T, d, n, E, K, and the T at which ragged_dot's expanded operands fit into the GPU's memory.
+JAX_LAYERS = {"wide": ([8192, 2048, 3072, 8, 2], 8192), "7b-n256": ([24576, 1536, 256, 128, 8], 1024),
+              "qwen3-235b": ([32768, 4096, 1536, 128, 8], 1024)}
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "wide", "few-rows"]
 MORE_CONFIGS = ["narrow", "granite", "one-expert", "mixtral", "phi-3.5", "qwen1.5"]  # of tiles
@@ -485,6 +489,28 @@ def quantized(machine, folder):
                                              "--quantized", "none", *FORMATS])]
 
 
+def jax(machine, folder):
+    """tilemoe.jax next to the PyTorch package: the same bits, also in command buffers; the memory of a
+    step, and with an optimiser in one program; the time, next to jax.lax.ragged_dot."""
+    def item(name, words, shape, limit_s=60, arch=None):
+        name = named(name, arch)
+        file = folder / f"{name}.json"
+        found = machine.torch_item(
+            name, [JAX, *words, "--shape", *map(str, shape), "--json", file], limit_s,
+            lambda _: {f"{of}/{name}": one for of, one in json.loads(file.read_text()).items()},
+            arch=arch)
+        if importlib.util.find_spec("jax") is None:
+            found.missing = found.missing or "this Python has no jax"
+        return found
+
+    small, wide = JAX_LAYERS["7b-n256"][0], JAX_LAYERS["wide"][0]
+    return [item("bits", ["bits"], small), item("captured", ["captured"], small),
+            *(item("bits", ["bits"], small, arch=arch) for arch in machine.other_archs()),
+            item("memory", ["memory"], wide),
+            *(item(f"time-{layer}", ["time", "--peer-tokens", str(tokens)], shape, 90)
+              for layer, (shape, tokens) in JAX_LAYERS.items())]
+
+
 def timed(machine, folder, name, words, limit_s=120, arch=None):
     """An item of tilemoe_kernels."""
     file = folder / f"{name}.jsonl"
@@ -548,6 +574,7 @@ STAGES = {
     "bench": bench,
     "adapters": adapters,
     "quantized": quantized,
+    "jax": jax,
     "kernels": kernels,
     "configurations": configurations,
     "profile": profile,

@@ -1,5 +1,6 @@
 """`tilemoe.jax` and the PyTorch package in one process: the same bits of outputs and gradients."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -163,3 +164,16 @@ def test_torch_imported_first():
     program = f"import sys, torch, tilemoe, pytest; sys.path[:0] = {sys.path!r}; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {test!r}]))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("words", ["bits", "memory", "time --rounds 1 --reps 1 --peer-tokens 16"])
+def test_the_program_for_gpus(words, tmp_path):
+    """The stage of scripts/gpu/run.py, with a small layer on the CPU."""
+    file, program = tmp_path / "found.json", Path(__file__).with_name("jax_on_gpu.py")
+    command = [sys.executable, program, *words.split(), "--shape", "32", "32", "16", "8", "2", "--json", file]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert all(name.startswith("jax/") and values["T"] == 32 for name, values in found.items())
+    if words == "memory":
+        assert found["jax/memory"]["copies of H"] == 0 < found["jax/memory"]["jax MiB"]
