@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tilemoe.jax as tilemoe
+import tilemoe.jax._library as library
 from jax_values import D, E, K, N, T, cast, values, weights
 
 W = cast(weights(biases=True), jnp.float32)
@@ -65,6 +66,7 @@ def test_unwanted_gradients_are_not_computed(wanted):
         assert (shape in results) == (name in wanted), (name, results)
     of_X = f"f32[{T},{D}]" in results
     assert of_X == ("x" in wanted)
+    assert ("output_to_operand_aliasing" in call) == bool({"x", "W1", "b1"} & {*wanted})  # dH
 
 
 def test_H_is_not_copied():
@@ -241,3 +243,35 @@ def test_int64_ids():
 def test_rounding():
     with refuses(NotImplementedError, "rounding"):
         layer(X, LOGITS, W, rounding="nearest")
+
+
+# ---------------------------------------------------------------- GPUs
+
+
+class OfGpus:
+    """Stands for the CUDA library: a workspace of a byte for each SM, of bfloat16 alone."""
+
+    def plan(self, handler, operands, attributes, sms):
+        if "X float32" in operands:
+            raise NotImplementedError("float32")
+        sizes = library._cpu.plan(handler, operands, attributes, 0)
+        return sizes._replace(workspace=sms)
+
+
+def test_the_workspace_is_that_of_the_largest_gpu(monkeypatch):
+    """And a handler of the CPU ignores it."""
+    monkeypatch.setattr(library, "_cuda", OfGpus())
+    monkeypatch.setattr(library, "_elsewhere", ())
+    library._planned.cache_clear()
+    tilemoe.set_cuda_sms(108, 77, 132)
+    narrow = cast((X, LOGITS, W), jnp.bfloat16)
+    gradient = jax.jit(jax.grad(loss))
+    for arrays, expected in (narrow, True), ((X, LOGITS, W), False):
+        text = jax.jit(gradient).lower(*arrays).as_text()
+        forward, backward = (line for line in text.splitlines() if "v1(" in line and "ward" in line)
+        assert ("tensor<132xui8>" in forward, "tensor<132xui8>" in backward) == (expected, expected)
+    found = gradient(*narrow)
+    tilemoe.set_cuda_sms()
+    monkeypatch.setattr(library, "_sms_here", lambda: ())
+    equal(found, jax.jit(jax.grad(loss))(*narrow))
+    library._planned.cache_clear()

@@ -111,7 +111,9 @@ def _experts(static: _Static, overwrite_H: bool, operands: dict[str, Any]) -> An
 
 
 def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
-    values = {name: None if array is None else array.value for name, array in operands.items()}
+    values: dict[str, Any] = {
+        name: None if array is None else array.value for name, array in operands.items()
+    }
     perturbed = [
         name for name, array in operands.items()
         if array is not None and array.perturbed and name != "ids"
@@ -341,7 +343,7 @@ def moe(
         >>> tilemoe.jax.moe(x, logits, W1, W2, K=2).shape
         (6, 16)
     """
-    if options.get("rounding") is not None:  # type: ignore[typeddict-item]
+    if options.get("rounding") is not None:
         raise NotImplementedError("tilemoe: token rounding (rounding=) is not supported in JAX")
     chosen = _moe(options)  # type: ignore[arg-type]
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)

@@ -123,7 +123,8 @@ def _load() -> tuple[Library | None, Library | None, str | None]:
             f"tilemoe's libraries for JAX are not in {directory()}: install the package "
             "(pip install 'tilemoe[jax]'), or set TILEMOE_LIBRARY_DIR to bindings/jax of a build"
         )
-    cpu, cuda, reason = None, None, "this tilemoe was built without its CUDA library"
+    cpu, cuda = None, None
+    reason: str | None = "this tilemoe was built without its CUDA library"
     if found[0] is not None:
         try:
             cpu = Library(found[0], "cpu")
@@ -153,6 +154,7 @@ _elsewhere: tuple[int, ...] = ()  # SMs of the GPUs of set_cuda_sms()
 
 @functools.cache
 def _sms_here() -> tuple[int, ...]:
+    assert _cuda is not None
     try:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:
@@ -174,6 +176,7 @@ def plan(handler: str, operands: str, attributes: str) -> Sizes:
 def _planned(handler: str, operands: str, attributes: str, sms: tuple[int, ...]) -> Sizes:
     sizes = None if _cpu is None else _cpu.plan(handler, operands, attributes, 0)
     for count in sms:
+        assert _cuda is not None
         try:
             here = _cuda.plan(handler, operands, attributes, count)
         except NotImplementedError:

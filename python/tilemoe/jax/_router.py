@@ -205,7 +205,7 @@ def top_k_scores(logits: Any, ids: Any, **options: Unpack[OfScores]) -> jax.Arra
         >>> tilemoe.jax.top_k_scores(logits, jnp.array([[2, 2, -1]]))
         Array([[0.5, 0.5, 0. ]], dtype=float32)
     """
-    chosen = _top_k_scores(options)
+    chosen = _top_k_scores(options)  # type: ignore[arg-type]
     logits, ids = require_array(logits, "logits"), require_array(ids, "ids", INTS)
     if ids.ndim == 0 or ids.shape[:-1] != logits.shape[:-1] or not 1 <= ids.shape[-1]:
         leading = "".join(f"{size}, " for size in logits.shape[:-1])
