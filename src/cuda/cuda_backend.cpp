@@ -14,6 +14,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/layer_gemms.h"
 #include "cuda/plan.h"
+#include "cuda/weight_codes.h"
 
 namespace tilemoe::cuda {
 
@@ -132,6 +133,7 @@ constexpr Backend kBackend = {
     .check_supported = check_supported,
     .check_limits = check_call_limits,
     .plan = plan_for,
+    .reads_codes = codes_read,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =
         {

@@ -4,6 +4,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/arch.cpp
   cuda/layer_gemms.cpp
   cuda/plan.cpp
+  cuda/weight_codes.cpp
   cuda/core/device.cpp
   cuda/core/tensor_map.cpp
   cuda/ops/table.cpp

@@ -111,12 +111,16 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                  .tuning = tuning});
   };
 
+  CodesRead codes;
+  if (call.backend.reads_codes != nullptr)
+    codes = call.backend.reads_codes({call.experts, weights, spec.capacity, call.kernels.get()});
   const WeightBlocks blocks({.run = run,
                              .experts = call.experts,
                              .quantized = call.quantized,
                              .weights = weights,
                              .workspace = static_cast<char*>(args.workspace),
-                             .stream = args.stream});
+                             .stream = args.stream,
+                             .codes = codes});
 
   project(&Steps::lora_P1, args.X, true, call.lora.A1, P1);
   const auto up_projection = [&](const ExpertBlock& block, const UpWeights& up) {
@@ -128,8 +132,9 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                                 .A = A,
                                 .scratch = scratch,
                                 .stream = args.stream,
-                                .tuning = gemm_tuning(tuning, call.experts.format_1),
-                                .adapter = {P1, block.of(call.lora.B1)}});
+                                .tuning = gemm_tuning(tuning, blocks.format_1()),
+                                .adapter = {P1, block.of(call.lora.B1)},
+                                .codes = blocks.codes_1()});
   };
   if (spec.capacity > 0)
     blocks.for_each_W1(&Steps::dequantize_W1, call.plan.W1, rows, false, up_projection);
@@ -146,8 +151,9 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
            .Y = Y,
            .scratch = scratch,
            .stream = args.stream,
-           .tuning = gemm_tuning(tuning, call.experts.format_2),
-           .adapter = {P2, slice(block.of(call.lora.B2), 1, first, columns)}});
+           .tuning = gemm_tuning(tuning, blocks.format_2()),
+           .adapter = {P2, slice(block.of(call.lora.B2), 1, first, columns)},
+           .codes = blocks.codes_2(first)});
     };
     if (spec.capacity > 0)
       blocks.for_each_W2(&Steps::dequantize_W2, call.plan.W2, rows, first > 0, down_projection);

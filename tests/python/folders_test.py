@@ -45,7 +45,7 @@ ONE_INCLUDER = {
     "cuda/gemm/epilogue/sm80_epilogues.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/epilogue/sm90_activation.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/load/sm80_weights.h": "ops names the parts of an arch, and a loader is no part of ops",
-    "cuda/ptx/convert.h": "instructions are in ptx, and no other kernel converts 8-bit numbers",
+    "cuda/gemm/sm80_codes_mma.h": "ops names the parts of an arch, and MMAs are no part of ops",
 }
 # Headers of ptx without an instruction: the simulator compiles them as they are.
 WITHOUT_TWIN = {"address.h", "descriptors.h"}
