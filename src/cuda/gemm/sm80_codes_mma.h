@@ -44,7 +44,9 @@ class CodeScales {
     read();
   }
   // That of group j at one step of K, which every lane of the row receives.
-  __device__ float at(int j) const { return scale_[j]; }
+  __device__ float at(int j) const {
+    return scale_[j];
+  }
   __device__ float at(int j, int step) const {
     const int place = params_.format == TILEMOE_FORMAT_MXFP4 ? step / 2 : step;
     return __shfl_sync(0xffffffff, scale_[j], (fragment::lane() & ~3) + place);
@@ -61,7 +63,9 @@ class CodeScales {
   }
   // Scales of a row in a k block of 64.
   __device__ __forceinline__ int32_t scales_of_block() const {
-    return params_.format == TILEMOE_FORMAT_NVFP4 ? 4 : params_.format == TILEMOE_FORMAT_MXFP4 ? 2 : 1;
+    return params_.format == TILEMOE_FORMAT_NVFP4   ? 4
+           : params_.format == TILEMOE_FORMAT_MXFP4 ? 2
+                                                    : 1;
   }
   // The scale of the row that this lane has in k block `block`.
   __device__ __forceinline__ int64_t index(int j, int32_t block) const {
@@ -157,8 +161,8 @@ class CodesMma {
   __device__ __forceinline__ void load_codes(Fragments& to, uint32_t codes, int step) const {
     const uint32_t lane = threadIdx.x % kWarp, row = Shape::fragment_column() + lane / 4;
     if (params_.format == TILEMOE_FORMAT_FP8) {
-      const uint32_t from = codes + row * Operand::kRowBytes8 +
-                            Operand::piece_of_fp8(row, step) + lane % 4 / 2 * 4;
+      const uint32_t from =
+          codes + row * Operand::kRowBytes8 + Operand::piece_of_fp8(row, step) + lane % 4 / 2 * 4;
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         const uint32_t at = from + j * 8 * Operand::kRowBytes8;
@@ -197,7 +201,8 @@ class CodesMma {
 #if __CUDA_ARCH__ >= 890
     return unpack(ptx::e4m3_to_float16(pair), __half());
 #else
-    return {e4m3_to_float(static_cast<uint8_t>(pair)), e4m3_to_float(static_cast<uint8_t>(pair >> 8))};
+    return {e4m3_to_float(static_cast<uint8_t>(pair)),
+            e4m3_to_float(static_cast<uint8_t>(pair >> 8))};
 #endif
   }
   // A lane has the number of one code: fewer instructions than a table in registers takes.

@@ -42,11 +42,11 @@ struct CodesParams {
   } part[kParts];
   float number[kCodes4];  // of the codes, of 4 bits
   tilemoe_format format;
-  int32_t rows, row_step;          // of a part
-  int32_t weight_rows, columns;    // of an expert: R and C
-  int32_t padding;                 // steps from the end of K to the end of its last k block
-  int32_t scales_of_row;           // FP8: of 128 rows
-  int32_t scale_rows;              // of an expert: R, or FP8's blocks of 128 rows
+  int32_t rows, row_step;        // of a part
+  int32_t weight_rows, columns;  // of an expert: R and C
+  int32_t padding;               // steps from the end of K to the end of its last k block
+  int32_t scales_of_row;         // FP8: of 128 rows
+  int32_t scale_rows;            // of an expert: R, or FP8's blocks of 128 rows
 };
 
 template <class Shape, int kParts>
@@ -93,8 +93,8 @@ class Codes {
     const auto& part = params_.part[in_tile / kPartColumns % kParts];
     const int64_t at = int64_t{tile.expert} * params_.weight_rows + part.first_row +
                        int64_t{row} * params_.row_step;
-    from_ = part.codes + (at * params_.columns >> (is_fp8() ? 0 : 1)) +
-            piece() * Operand::kPieceBytes;
+    from_ =
+        part.codes + (at * params_.columns >> (is_fp8() ? 0 : 1)) + piece() * Operand::kPieceBytes;
   }
   __device__ __forceinline__ void copy(uint32_t shared, int32_t blocks_left) const {
     const int32_t sum = blocks_left * Shape::BLOCK_K - params_.padding;
