@@ -21,7 +21,9 @@ ALLOWED = {
     "core": set(),
     "cuda": {"cuda/ops", "cuda/kernels", "cuda/gemm/schedule", "cuda/core", "routing", "core"},
     "cuda/ops": {"cuda/gemm/epilogue", "cuda/gemm", "cuda/gemm/load", "cuda/gemm/schedule", "cuda/ptx",
-                 "cuda/core", "core"},
+                 "cuda/core", "core",
+                 # The logits of the router are a GEMM among the kernels of routing.
+                 "cuda/kernels", "routing"},
     # The order of the experts (rank_experts.cu) is the scheduler's.
     "cuda/kernels": {"cuda/gemm/schedule", "cuda/ptx", "cuda/core", "routing", "core"},
     "cuda/gemm/epilogue": {"cuda/gemm", "cuda/gemm/load", "cuda/gemm/schedule", "cuda/ptx", "cuda/core", "core"},
