@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/dtype.h"
+#include "core/numbers.h"
 #include "cpu/cpu_backend.h"
-#include "cpu/elementwise.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
 #include "cpu/thread_pool.h"
@@ -27,6 +28,25 @@ struct TaskScratch {
   int64_t floats() const { return tile + panels; }
 };
 
+// E may be any number, unlike the counts of elementwise.h.
+void add_bias(const tilemoe_tensor& bias, int64_t first, int64_t rows, int64_t columns,
+              float* sums) {
+  with_float(bias.dtype, [&]<class Element>() {
+    const Element* const from = static_cast<const Element*>(bias.data) + first;
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t e = 0; e < columns; ++e) sums[i * columns + e] += to_float(from[e]);
+  });
+}
+void store_logits(const tilemoe_tensor& logits, int64_t row, int64_t first, int64_t rows,
+                  int64_t columns, const float* sums) {
+  with_float(logits.dtype, [&]<class Logit>() {
+    for (int64_t i = 0; i < rows; ++i) {
+      Logit* const to = row_of<Logit>(logits, row + i) + first;
+      for (int64_t e = 0; e < columns; ++e) store(sums[i * columns + e], to[e]);
+    }
+  });
+}
+
 }  // namespace
 
 size_t router_logits_scratch_bytes(int64_t T, int64_t E, int64_t d, tilemoe_dtype /*weight*/) {
@@ -44,17 +64,11 @@ void router_logits(const tilemoe_router_logits_args& args) {
     const int64_t row = task / column_tiles * kTaskRows, rows = std::min(kTaskRows, T - row);
     const int64_t first = task % column_tiles * kTaskExperts;
     const int64_t columns = std::min(kTaskExperts, E - first);
-    float* const memory = static_cast<float*>(args.workspace) + worker * scratch.floats();
-    const OutputTile logits(row_matrix(args.logits).at(row, first), rows, columns, memory);
-    multiply(rows, columns, d, X.at(row, 0), weight.at(first, 0).transposed(), /*add=*/false,
-             logits.data(), logits.row_stride(), memory + scratch.tile);
-    if (present(args.bias)) {
-      const auto element = static_cast<int64_t>(tilemoe_dtype_size(args.bias.dtype));
-      const char* const bias = static_cast<const char*>(args.bias.data) + first * element;
-      for (int64_t i = 0; i < rows; ++i)
-        add_scaled(bias, args.bias.dtype, 1.0f, logits.row(i), columns);
-    }
-    logits.store(/*add=*/false);
+    float* const sums = static_cast<float*>(args.workspace) + worker * scratch.floats();
+    multiply(rows, columns, d, X.at(row, 0), weight.at(first, 0).transposed(), /*add=*/false, sums,
+             columns, sums + scratch.tile);
+    if (present(args.bias)) add_bias(args.bias, first, rows, columns, sums);
+    store_logits(args.logits, row, first, rows, columns, sums);
   });
 }
 

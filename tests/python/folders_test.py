@@ -44,7 +44,6 @@ SAME_NAME = {
 # Headers with one includer that are files even if they fit into it, and why.
 ONE_INCLUDER = {
     "cpu/activations-inl.h": "the place of an activation",
-    "cuda/gemm/epilogue/sm80_epilogues.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/epilogue/sm90_activation.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/load/sm80_weights.h": "ops names the parts of an arch, and a loader is no part of ops",
     "cuda/ptx/convert.h": "instructions are in ptx, and no other kernel converts 8-bit numbers",

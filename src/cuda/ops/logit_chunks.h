@@ -69,13 +69,13 @@ struct OperandRows {
 
   static OperandRows of(const tilemoe_tensor& matrix, bool repeats) {
     const auto element = static_cast<int64_t>(tilemoe_dtype_size(matrix.dtype));
-    return {.data = static_cast<const char*>(matrix.data),
-            .row_bytes =
-                matrix.shape[0] > 1 ? static_cast<uint32_t>(matrix.stride[0] * element) : 0,
-            .rows = static_cast<int32_t>(matrix.shape[0]),
-            .width_bytes = static_cast<int32_t>(matrix.shape[1] * element),
-            .chunk_bytes = static_cast<int32_t>(kChunkColumns * element),
-            .repeats = repeats};
+    return {
+        .data = static_cast<const char*>(matrix.data),
+        .row_bytes = matrix.shape[0] > 1 ? static_cast<uint32_t>(matrix.stride[0] * element) : 0,
+        .rows = static_cast<int32_t>(matrix.shape[0]),
+        .width_bytes = static_cast<int32_t>(matrix.shape[1] * element),
+        .chunk_bytes = static_cast<int32_t>(kChunkColumns * element),
+        .repeats = repeats};
   }
 };
 
@@ -202,8 +202,8 @@ class LogitsEpilogue {
   __device__ __forceinline__ void store_chunk(sm80::Accumulators<Shape>& D,
                                               const Tile& tile) const {
     constexpr int kWarps = Shape::kThreads / kWarp;
-    const Arrivals arrivals(
-        params_.counters + int64_t{tile.m_block} * kWarps + threadIdx.x / kWarp, params_.stamp);
+    const Arrivals arrivals(params_.counters + int64_t{tile.m_block} * kWarps + threadIdx.x / kWarp,
+                            params_.stamp);
     arrivals.open_by_warp();
     sm80::for_each_fragment<Shape>(D, [&](int m, const Fragment& fragment) {
       keep(fragment, vectors(tile.expert * params_.tiles + tile.m_block, m));

@@ -11,8 +11,6 @@
 //
 // A float32 weight is the sum of three bfloat16 terms: its row has, for each 64 columns, those of
 // the first term, the second and the third, and each 64 columns of X are multiplied three times.
-#include "cuda/ops/router_logits.h"
-
 #include <algorithm>
 
 #include "core/check.h"
@@ -24,6 +22,7 @@
 #include "cuda/kernels/arrays.h"
 #include "cuda/kernels/block.h"
 #include "cuda/ops/logit_chunks.h"
+#include "cuda/ops/router_logits.h"
 #include "routing/spec.h"
 
 namespace tilemoe::cuda {
@@ -60,8 +59,8 @@ __global__ void __launch_bounds__(256) split_weight(const __grid_constant__ Spli
     rest[0] = low.x, rest[1] = low.y, rest[2] = low.z, rest[3] = low.w;
     rest[4] = high.x, rest[5] = high.y, rest[6] = high.z, rest[7] = high.w;
   }
-  uint4* const to = params.terms + (e * params.blocks + in_row / kPieces) * kTerms * kPieces +
-                    in_row % kPieces;
+  uint4* const to =
+      params.terms + (e * params.blocks + in_row / kPieces) * kTerms * kPieces + in_row % kPieces;
 #pragma unroll
   for (int term = 0; term < kTerms; ++term) {
     const uint4 words = pack_eight<__nv_bfloat16>(rest);
@@ -83,8 +82,8 @@ struct Parts {
   using Shape = sm80::TileShape<SixteenBit<Element>, kTile>;
   using Epilogue = LogitsEpilogue<Shape>;
   using Order = ChunkTiles<Shape>;
-  using Gemm = sm80::GroupedGemm<Shape, ChunkRows<Shape, true>, ChunkRows<Shape, false>, Epilogue,
-                                 Order>;
+  using Gemm =
+      sm80::GroupedGemm<Shape, ChunkRows<Shape, true>, ChunkRows<Shape, false>, Epilogue, Order>;
 };
 
 // How a call is cut: the results do not depend on it.
@@ -106,9 +105,9 @@ struct Cut {
     n_blocks = blocks_of(E, tile.block_n);
     tiles = count(T, E, tile);
     split = split && chunks > 1;
-    TILEMOE_CHECK_SUPPORTED(tiles <= INT32_MAX / chunks / 2,
-                            "T is " << T << ", E " << E << " and d " << d
-                                    << ": too many tiles to count");
+    TILEMOE_CHECK_SUPPORTED(
+        tiles <= INT32_MAX / chunks / 2,
+        "T is " << T << ", E " << E << " and d " << d << ": too many tiles to count");
   }
   static int64_t count(int64_t T, int64_t E, const TileConfiguration& of) {
     return blocks_of(T, of.block_m) * blocks_of(E, of.block_n);
@@ -202,8 +201,8 @@ void launch(const tilemoe_router_logits_args& args, const tilemoe_tensor& weight
                 .k_blocks = static_cast<int32_t>(kChunkBlocks) * terms,
                 .last_k_blocks = in_last * terms,
                 .split = cut.split}};
-  launch_gemm<sm80::grouped_gemm<Gemm>, Gemm>(params, cut.split ? cut.tiles * cut.chunks : cut.tiles,
-                                              args.stream, Tuning{.pdl = true});
+  launch_gemm<sm80::grouped_gemm<Gemm>, Gemm>(
+      params, cut.split ? cut.tiles * cut.chunks : cut.tiles, args.stream, Tuning{.pdl = true});
 }
 
 }  // namespace
@@ -223,7 +222,8 @@ void router_logits(const tilemoe_router_logits_args& args) {
                           "X is float32, the CUDA backend takes bfloat16 or float16");
   TILEMOE_CHECK_SUPPORTED(
       terms == 1 || args.X.dtype == TILEMOE_BFLOAT16,
-      "X is " << tilemoe_dtype_name(args.X.dtype) << " and weight float32: the CUDA backend takes a "
+      "X is " << tilemoe_dtype_name(args.X.dtype)
+              << " and weight float32: the CUDA backend takes a "
               << "float32 weight with X in bfloat16, since its terms may overflow float16");
   if (T == 0) return;
   const DeviceInfo& device = current_device();
@@ -234,8 +234,7 @@ void router_logits(const tilemoe_router_logits_args& args) {
       terms == 1 ? args.weight
                  : split(args.weight, scratch.terms, static_cast<cudaStream_t>(args.stream));
   with_element(args.X.dtype, [&]<class Element>() {
-    with_parts<Element>(cut.tile,
-                        [&]<class P>() { launch<P>(args, weight, cut, scratch, terms); });
+    with_parts<Element>(cut.tile, [&]<class P>() { launch<P>(args, weight, cut, scratch, terms); });
   });
 }
 
