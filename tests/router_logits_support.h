@@ -86,8 +86,7 @@ class LogitsProblem {
     return double{values[static_cast<size_t>(i)]};
   }
   // As the dtype has them.
-  static std::vector<float> values(DType dtype, int64_t rows, int64_t columns,
-                                   const Value& value) {
+  static std::vector<float> values(DType dtype, int64_t rows, int64_t columns, const Value& value) {
     std::vector<float> made;
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < columns; ++j)
@@ -135,7 +134,7 @@ inline void expect_same_bits(verify::Memory& memory, const LogitsCase& of,
   const auto normal = [&](int64_t, int64_t) { return random.normal(); };
   const LogitsProblem problem(memory, of, normal, normal, normal);
   const std::vector<float> all = problem.logits(0, of.T);
-  const double unit = of.logits == DType::kFloat32    ? 0x1p-24
+  const double unit = of.logits == DType::kFloat32   ? 0x1p-24
                       : of.logits == DType::kFloat16 ? 0x1p-11
                                                      : 0x1p-8;
   for (int64_t t = 0; t < of.T; t += 1 + of.T / 17)
@@ -145,12 +144,14 @@ inline void expect_same_bits(verify::Memory& memory, const LogitsCase& of,
       ASSERT_LE(error, std::fabs(exact) * unit + problem.size(t, e) * 0x1p-19)
           << of << ": token " << t << ", expert " << e;
     }
-  for (const int64_t count : sizes)
+  for (const int64_t count : sizes) {
+    ASSERT_LE(count, of.T);
     for (const int64_t first : {int64_t{0}, (of.T - count) / 2, of.T - count}) {
       const std::vector<float> some = problem.logits(first, count);
       ASSERT_EQ(std::memcmp(some.data(), all.data() + first * of.E, some.size() * sizeof(float)), 0)
           << of << ": tokens " << first << " to " << first + count;
     }
+  }
 }
 
 }  // namespace tilemoe::test

@@ -23,8 +23,14 @@ TEST_P(SimulatedLogits, AreExactOnWholeNumbers) {
   for (const int64_t T : {1, 17, 200})
     for (const int64_t d : {8, 72, 1024, 2120}) {
       expect_whole_logits(memory, {.T = T, .E = 13, .d = d});
-      expect_whole_logits(memory, {.T = T, .E = 72, .d = d, .x = kF16, .weight = kF16,
-                                   .logits = kF16, .biased = true, .padded = true});
+      expect_whole_logits(memory, {.T = T,
+                                   .E = 72,
+                                   .d = d,
+                                   .x = kF16,
+                                   .weight = kF16,
+                                   .logits = kF16,
+                                   .biased = true,
+                                   .padded = true});
     }
   expect_whole_logits(memory, {.T = 129, .E = 260, .d = 1088, .logits = kBF16, .biased = true});
   expect_whole_logits(memory, {.T = 300, .E = 1, .d = 1032});
@@ -41,9 +47,8 @@ TEST_P(SimulatedLogits, DependOnNoOtherToken) {
   verify::Memory& memory = verify::cuda_memory();
   expect_same_bits(memory, {.T = 300, .E = 70, .d = 2184}, {1, 7, 64, 129});
   expect_same_bits(memory, {.T = 260, .E = 16, .d = 1160, .weight = DType::kFloat32}, {1, 33});
-  expect_same_bits(memory,
-                   {.T = 140, .E = 264, .d = 1048, .logits = DType::kBFloat16, .biased = true},
-                   {1, 40});
+  expect_same_bits(
+      memory, {.T = 140, .E = 264, .d = 1048, .logits = DType::kBFloat16, .biased = true}, {1, 40});
 }
 
 TEST_P(SimulatedLogits, OfNoTokensAreNone) {
