@@ -237,6 +237,19 @@ tilemoe_status tilemoe_router_backward(const tilemoe_router_backward_args* args)
   return guarded("tilemoe_router_backward", [&] { tilemoe::router_backward(args); });
 }
 
+tilemoe_status tilemoe_router_logits_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
+                                                     int64_t d, tilemoe_dtype weight_dtype,
+                                                     size_t* bytes) {
+  return guarded("tilemoe_router_logits_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::router_logits_workspace_bytes(device, T, E, d, weight_dtype);
+  });
+}
+
+tilemoe_status tilemoe_router_logits(const tilemoe_router_logits_args* args) {
+  return guarded("tilemoe_router_logits", [&] { tilemoe::router_logits(args); });
+}
+
 tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
                                                      size_t* bytes) {
   return guarded("tilemoe_router_losses_workspace_bytes", [&] {

@@ -11,6 +11,8 @@
 namespace tilemoe_torch {
 
 // router.cpp
+Tensor router_logits(const Tensor& X, const Tensor& weight, const MaybeTensor& bias,
+                     ScalarType dtype);
 std::tuple<Tensor, Tensor, Tensor> top_k(const Tensor& logits, const MaybeTensor& selection_bias,
                                          const std::vector<int64_t>& rule,
                                          double routed_scaling_factor, ScalarType ids_dtype);

@@ -10,6 +10,7 @@ namespace tilemoe_torch {
 // The same functions serve every dispatch key: only the Call that is linked differs.
 inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("top_k", TORCH_BOX(&top_k));
+  m.impl("router_logits", TORCH_BOX(&router_logits));
   m.impl("scores_at", TORCH_BOX(&scores_at));
   m.impl("top_k_backward", TORCH_BOX(&top_k_backward));
   m.impl("route_logits", TORCH_BOX(&route_logits));

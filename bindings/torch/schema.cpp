@@ -72,6 +72,10 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
       "int scoring, float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
+  // X (T, d), weight (E, d), bias (E) -> logits (T, E) of `dtype`, in one order of the sum for
+  // every T
+  m.def("router_logits(Tensor X, Tensor weight, Tensor? bias, ScalarType dtype) -> Tensor");
+
   // 10000 * major + 100 * minor + patch
   m.def("version() -> int");
   // The options in the lists `rule`, `numbers` after the rule, and `reals` (options.inc).

@@ -314,6 +314,32 @@ typedef struct tilemoe_top_k_scores_args {
 } tilemoe_top_k_scores_args;
 TILEMOE_API tilemoe_status tilemoe_top_k_scores(const tilemoe_top_k_scores_args* args);
 
+/* The logits of a router in one order of the sum: logits = X weight^T + bias, in float32, rounded
+ * once. The bits of a token's logits depend on neither T, nor its place in the batch, nor the other
+ * tokens: a rollout of one token and a training batch choose the same experts. They may differ
+ * between devices (docs/mathematics.md).
+ *
+ * CUDA: X is bfloat16 or float16. A float32 weight is computed as a sum of three bfloat16 terms,
+ * each the rounding of what is left by those before it, and X then is bfloat16. Any other
+ * combination is TILEMOE_UNSUPPORTED. */
+typedef struct tilemoe_router_logits_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  int32_t reserved;
+  tilemoe_tensor X;       /* (T, d) float32, bfloat16 or float16; d a multiple of 8 */
+  tilemoe_tensor weight;  /* (E, d) X's dtype or float32 */
+  tilemoe_tensor bias;    /* (E) float32, bfloat16 or float16; optional */
+  tilemoe_tensor logits;  /* out (T, E) float32, bfloat16 or float16 */
+  void* workspace;        /* of any contents */
+  size_t workspace_bytes; /* at least tilemoe_router_logits_workspace_bytes(...) */
+  void* stream;
+} tilemoe_router_logits_args;
+TILEMOE_API tilemoe_status tilemoe_router_logits_workspace_bytes(tilemoe_device device, int64_t T,
+                                                                 int64_t E, int64_t d,
+                                                                 tilemoe_dtype weight_dtype,
+                                                                 size_t* bytes);
+TILEMOE_API tilemoe_status tilemoe_router_logits(const tilemoe_router_logits_args* args);
+
 /* Builds a routing of kind TOP_K from chosen ids and scores. Rows of an expert stand in the order
  * of pairs. Ids outside [0, E) are skipped. ids (T, K) int32 or int64; scores (T, K) float32,
  * bfloat16 or float16. */

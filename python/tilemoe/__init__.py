@@ -32,7 +32,15 @@ if _has_torch and not _is_module("tilemoe.options"):  # which the package itself
         from .module import MoE, MoEAux
         from .quantization import QuantizedExperts, quantize_experts
         from .quantized_modules import quantize_
-        from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
+        from .routing import (
+            Aux,
+            rounded_router,
+            router_logits,
+            router_losses,
+            scores_at,
+            top_k,
+            topk_router,
+        )
     except (ImportError, OSError):
         if not _is_command():  # the command reports what is missing
             raise
@@ -52,6 +60,7 @@ __all__ = [
     "quantize_",
     "quantize_experts",
     "rounded_router",
+    "router_logits",
     "router_losses",
     "scores_at",
     "set_arch",

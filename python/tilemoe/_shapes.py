@@ -157,6 +157,16 @@ def _(logits, selection_bias, rule, routed_scaling_factor, ids_dtype):
     return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
 
 
+@_register("router_logits")
+def _(X, weight, bias, dtype):
+    _check_dims("X", X, 2, "(T, d)")
+    _check_dims("weight", weight, 2, "(E, d)")
+    E = weight.shape[0]
+    _check_shape("tilemoe_router_logits", "weight", weight, E, X.shape[1])
+    _check_shape("tilemoe_router_logits", "bias", bias, E)
+    return X.new_empty((X.shape[0], E), dtype=dtype)
+
+
 @_register("scores_at")
 def _(logits, ids, scoring, routed_scaling_factor):
     _check_dims("logits", logits, 2, "(T, E)")

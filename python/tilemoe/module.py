@@ -19,7 +19,7 @@ from .distributed.dtensor import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, LoraRank, SharedExpertGate, SharedExperts, of_experts
 from .functional import Gate
 from .options import DEFAULTS, OfModule, Rounding
-from .router import Router, is_observed
+from .router import Router, RouterKind, is_observed
 from .routing import (
     Aux,
     Counter,
@@ -88,6 +88,9 @@ class MoE(nn.Module):
             last bit. False: the linear layer always, so a token's bits do not depend on whether
             gradients are enabled.
         router_bias: the router's linear layer has a bias (gpt-oss).
+        router: "linear": the logits are those of torch's linear layer. "fixed": those of
+            `router_logits`, with one order of the sum for every number of tokens, in training and
+            evaluation; `fused_decode` then has no effect.
         router_dtype: dtype of the router's parameters and logits, float32 for instance; None: the
             module's dtype.
         lora_rank: rank of low-rank adapters of the experts' weights, or a pair: of W1 and of W2, of
@@ -147,6 +150,7 @@ class MoE(nn.Module):
         z_coefficient: float = 0.0,
         fused_decode: bool = True,
         router_bias: bool = False,
+        router: RouterKind = "linear",
         router_dtype: torch.dtype | None = None,
         lora_rank: LoraRank = None,
         lora_alpha: float | None = None,
@@ -188,6 +192,7 @@ class MoE(nn.Module):
             E,
             bias=router_bias,
             selection_bias=selection_bias,
+            kind=router,
             dtype=router_dtype,
             module_dtype=dtype,
             device=device,

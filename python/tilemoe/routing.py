@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _library, ops
+from ._autocast import autocast_dtype
 from ._layout import array_of, counters_of, offsets_of, rounded_capacity
 from ._shapes import shape_text
 from ._signatures import Reader
@@ -85,6 +86,57 @@ def top_k(
 
 
 topk_router = top_k  # its name up to 0.2
+
+
+def router_logits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute a router's logits x weight^T + bias in one order of the sum.
+
+    The bits of a token's logits depend on neither the number of tokens, nor the token's place among
+    them, nor the other tokens, so a rollout and training choose the same experts. The gradient of x
+    has the same property; those of weight and bias have the same bits in each run. The bits may
+    differ between devices.
+
+    Args:
+        x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
+        weight: the router's, in x's dtype or in float32. On a GPU a float32 weight requires x in
+            bfloat16, and is computed as a sum of three bfloat16 terms, which have its 24 bits.
+        bias: added to the logits in float32, before they are rounded.
+        dtype: of the logits: torch.float32, torch.bfloat16 or torch.float16. None: x's. Under
+            autocast with None, x, weight and bias are cast, as in a linear layer.
+
+    Shape:
+        x (..., d), weight (E, d), bias (E) -> logits (..., E); d a multiple of 8.
+
+    Returns:
+        The logits, differentiable in x, weight and bias.
+
+    Raises:
+        ValueError: a shape, a dtype or a device does not fit; it names the argument.
+        TypeError: an argument is no tensor.
+        NotImplementedError: no kernel supports the dtypes, float32 tokens on a GPU for instance.
+
+    Example:
+        >>> x, weight = torch.randn(6, 16), torch.randn(4, 16)
+        >>> logits = tilemoe.router_logits(x, weight)
+        >>> torch.equal(tilemoe.router_logits(x[2:3], weight), logits[2:3])
+        True
+    """
+    _library.require_device(x, "x")
+    _library.require_weight(weight, "weight")
+    _library.require_together(x, "x", weight=weight, bias=bias)
+    rows = rows_of(x, "x", "(..., d)")
+    cast = autocast_dtype(x.device) if dtype is None else None
+    if cast is not None:
+        rows, weight = rows.to(cast), weight.to(cast)
+        bias = None if bias is None else bias.to(cast)
+    how = (rows, weight, bias, dtype or rows.dtype)
+    return shaped_like(ops.call(_ops.router_logits.default, *how), x)
 
 
 @_scores_at.shows

@@ -51,6 +51,9 @@ template <>
 inline constexpr size_t kMinBytes<tilemoe_top_k_scores_args> = offsetof(tilemoe_top_k_scores_args,
                                                                         stream);
 template <>
+inline constexpr size_t kMinBytes<tilemoe_router_logits_args> = offsetof(tilemoe_router_logits_args,
+                                                                         stream);
+template <>
 inline constexpr size_t kMinBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
                                                                        stream);
 template <>

@@ -25,6 +25,7 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/route_rounded.cpp
   cpu/route_tokens.cpp
   cpu/router_backward.cpp
+  cpu/router_logits.cpp
   cpu/router_losses.cpp
   cpu/sum_rows.cpp
 )

@@ -13,6 +13,7 @@
 #include "cuda/gemm/schedule/splits.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/layer_gemms.h"
+#include "cuda/ops/router_logits.h"
 #include "cuda/plan.h"
 #include "cuda/weight_codes.h"
 

@@ -43,6 +43,7 @@ set(kernel_sources
   cuda/kernels/scale_rows.cu
   cuda/kernels/score_gradient.cu
   cuda/kernels/sum_rows.cu
+  cuda/ops/router_logits.cu
 )
 # The same. Routing and dequantisation give the CPU's bits: nothing may be contracted
 # (routing/order.h).

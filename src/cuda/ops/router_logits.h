@@ -1,0 +1,14 @@
+// Logits of a router in one order of the sum (router_logits.cu).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/backend.h"
+
+namespace tilemoe::cuda {
+
+void router_logits(const tilemoe_router_logits_args& args);
+size_t router_logits_scratch_bytes(int64_t T, int64_t E, int64_t d, tilemoe_dtype weight);
+
+}  // namespace tilemoe::cuda
