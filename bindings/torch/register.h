@@ -35,6 +35,10 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("router_backward", TORCH_BOX(&router_backward));
   m.impl("router_losses", TORCH_BOX(&router_losses));
   m.impl("router_losses_backward", TORCH_BOX(&router_losses_backward));
+  m.impl("gathered_mm", TORCH_BOX(&gathered_mm));
+  m.impl("gathered_mm_backward", TORCH_BOX(&gathered_mm_backward));
+  m.impl("combine_mm", TORCH_BOX(&combine_mm));
+  m.impl("combine_mm_backward", TORCH_BOX(&combine_mm_backward));
   m.impl("sum_rows", TORCH_BOX(&sum_rows));
   m.impl("device_description", TORCH_BOX(&device_description));
   m.impl("verification_cases", TORCH_BOX(&verification_cases));

@@ -213,6 +213,25 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "router_losses_backward(Tensor logits, Tensor expert_counts, float balance_coefficient, "
       "float z_coefficient) -> Tensor");
 
+  // One GEMM of the layer (tilemoe_gathered_mm, tilemoe_combine_mm). kind and K are those of the
+  // routing. X (T, d), or the grouped entry's rows; W (E, n, d), b (E, n) -> H (capacity, n).
+  m.def(
+      "gathered_mm(Tensor X, Tensor routing, Tensor W, Tensor? b, SymInt capacity, int kind, "
+      "int K) -> Tensor");
+  // The gradients whose bit is in `wanted`: 1 dX, 2 dW, 4 db.
+  m.def(
+      "gathered_mm_backward(Tensor dH, Tensor X, Tensor routing, Tensor W, int kind, int K, "
+      "int wanted) -> Tensor[]");
+  // A (capacity, n), W (E, d, n), b (E, d) -> O (T, d); T: the rows of the grouped entry, too.
+  // `scores` is not read: autograd passes its gradient back.
+  m.def(
+      "combine_mm(Tensor A, Tensor? scores, Tensor routing, Tensor W, Tensor? b, Tensor? addend, "
+      "SymInt T, int kind, int K) -> Tensor");
+  // The gradients whose bit is in `wanted`: 1 dA, 2 ds, 4 dW, 8 db.
+  m.def(
+      "combine_mm_backward(Tensor dO, Tensor A, Tensor routing, Tensor W, Tensor? b, int kind, "
+      "int K, int wanted) -> Tensor[]");
+
   // out (rows, d) = addend + the sum of the rows in place (rows, P) int32 of `sources`: addresses
   // of arrays (source_rows, d), which may be in other GPUs' memory. Row r of source s is
   // s * source_rows + r, any other number is no row. addend may be out. It has no gradient.

@@ -27,6 +27,15 @@ if _has_torch and not _is_module("tilemoe.options"):  # which the package itself
         from ._library import VERSION as __version__
         from ._library import set_block_turns, set_ctas_per_sm
         from .functional import WeightGradients, grouped_experts, moe, moe_general
+        from .gemms import (
+            Routing,
+            combine_mm,
+            gathered_mm,
+            route,
+            route_ids,
+            route_pairs,
+            route_rows,
+        )
         from .integrations.from_modules import from_modules
         from .lora import LoRA
         from .module import MoE, MoEAux
@@ -51,15 +60,22 @@ __all__ = [
     "MoE",
     "MoEAux",
     "QuantizedExperts",
+    "Routing",
     "WeightGradients",
     "__version__",
+    "combine_mm",
     "from_modules",
+    "gathered_mm",
     "grouped_experts",
     "moe",
     "moe_general",
     "quantize_",
     "quantize_experts",
     "rounded_router",
+    "route",
+    "route_ids",
+    "route_pairs",
+    "route_rows",
     "router_logits",
     "router_losses",
     "scores_at",

@@ -1,6 +1,7 @@
 """Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
 bindings/torch/schema.cpp, and the autograd kernels of all but `experts` and `moe`, which are in
-autograd.py, and `experts_lora`, which is in _lora_autograd.py. Fake kernels are in _shapes.py."""
+autograd.py, `experts_lora`, which is in _lora_autograd.py, and the GEMMs one by one, which are in
+_mm_autograd.py. Fake kernels are in _shapes.py."""
 
 from typing import NamedTuple
 
@@ -329,6 +330,9 @@ _differentiate("router_logits", _router_logits_context, _router_logits_backward)
 _differentiate("router_losses", _router_losses_context, _router_losses_backward)
 
 
+differentiate = _differentiate  # for _mm_autograd.py
+
+
 def _refuse_double_backward(ctx, *_):
     raise NotImplementedError(NO_SECOND_GRADIENT)
 
@@ -359,7 +363,7 @@ _differentiate("moe_tokens", lambda *_: None, _refuse_backward)
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 _PARTS = ("experts_part", "experts_backward_part")
 _BACKWARDS = ("top_k_backward", "experts_backward", "experts_lora_backward", "router_backward",
-              "router_losses_backward")  # fmt: skip
+              "router_losses_backward", "gathered_mm_backward", "combine_mm_backward")  # fmt: skip
 for _name in _BACKWARDS:
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
 _OF_LORA = ("pack_lora", "experts_lora_backward_over_H", "dequantize")
@@ -367,5 +371,5 @@ _INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H", *_PARTS, "sum
 for _name in (*_ROUTES, *_OF_LORA, *_INTO_MEMORY):
     _refuse_tangents_alone(_name)
 for _name in ("top_k", "scores_at", *_ROUTES, "experts", "experts_lora", "moe", "moe_tokens",
-              "router_logits", "router_losses"):  # fmt: skip
+              "router_logits", "router_losses", "gathered_mm", "combine_mm"):  # fmt: skip
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

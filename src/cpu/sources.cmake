@@ -20,6 +20,7 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/pack_lora.cpp
   cpu/dequantize.cpp
   cpu/bias_gradient.cpp
+  cpu/clear_rest.cpp
   cpu/top_k.cpp
   cpu/route.cpp
   cpu/route_rounded.cpp

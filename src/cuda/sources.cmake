@@ -32,6 +32,7 @@ set_source_files_properties(cuda/arch.cpp
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
 set(kernel_sources
   cuda/kernels/bias_gradient.cu
+  cuda/kernels/clear_rest.cu
   cuda/kernels/combine.cu
   cuda/kernels/lora_output_gradient.cu
   cuda/kernels/lora_output_sums.cu

@@ -35,7 +35,8 @@ constexpr int64_t kSmallT = 2048;
 
 Tuning forward_tuning(const ForwardCall& call) {
   Tuning tuning = tuning_of(call.args.block_turns, call.kernels);
-  tuning.pdl = call.routing.spec.capacity <= kSmallT;
+  // The kernel before one GEMM alone is the caller's, and may write its weights.
+  tuning.pdl = call.routing.spec.capacity <= kSmallT && call.gemms == Gemms::kBoth;
   return tuning;
 }
 
@@ -80,14 +81,11 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
   return BackwardPlan(backend, experts, spec, work_of(query, experts)).total;
 }
 
-void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
-             StepObserver* observer) {
-  const ForwardCall call(experts, given);
+void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver* observer) {
   const StepRunner run(call.backend, observer);
   const tilemoe_forward_args& args = call.args;
   const tilemoe_routing_spec& spec = call.routing.spec;
   const Scratch scratch = scratch_at(args.workspace, call.plan.scratch);
-  const tilemoe_tensor A = region(call.experts, spec, args.workspace, call.plan.A, call.experts.n);
   const tilemoe_weights& weights = call.weights;
   const Rows rows = rows_of(call.routing, call.part);
   const tilemoe_routing routing = routing_of(call.routing, call.part);
@@ -136,8 +134,9 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                                 .adapter = {P1, block.of(call.lora.B1)},
                                 .codes = blocks.codes_1()});
   };
-  if (spec.capacity > 0)
+  if (spec.capacity > 0 && call.gemms != Gemms::kSecond)
     blocks.for_each_W1(&Steps::dequantize_W1, call.plan.W1, rows, false, up_projection);
+  if (call.gemms == Gemms::kFirst) return;
   project(&Steps::lora_P2, A, false, call.lora.A2, P2);
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
@@ -166,7 +165,17 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                           .stream = args.stream,
                           .tuning = tuning});
   });
-  if (args.saved) args.saved->state = TILEMOE_SAVED_H, args.saved->dH = nullptr;
+}
+
+void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
+             StepObserver* observer) {
+  const ForwardCall call(experts, given);
+  run_forward(
+      call,
+      region(call.experts, call.routing.spec, call.args.workspace, call.plan.A, call.experts.n),
+      observer);
+  tilemoe_saved* const saved = call.args.saved;
+  if (saved) saved->state = TILEMOE_SAVED_H, saved->dH = nullptr;
 }
 
 }  // namespace tilemoe

@@ -35,6 +35,8 @@ void score_gradient(const ScoreGradient& step);
 void bias_gradient(const BiasGradient& step);
 size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 void sum_rows(const tilemoe_sum_rows_args& args);
+// Sets the rows of `out` (capacity, columns) after the last expert's to zero.
+void clear_rest(const Rows& rows, const tilemoe_tensor& out, void* stream);
 
 // Quantised weights.
 
