@@ -58,6 +58,8 @@ class MoEAux(NamedTuple):
     added: Tensor  # () int32: pairs that rounding adds
     without: Tensor  # () int32: tokens without an expert, because of rounding or of the given ids
     overflow: Tensor  # () int32: pairs of all ranks past a capacity_factor's capacity, else 0
+    ids: Tensor  # (..., K) int32: the tokens' chosen or given experts, before rounding; -1: masked
+    scores: Tensor  # (..., K) float32: their scores, without gradient; 0 for an absent id
 
 
 @_options.shows
@@ -304,10 +306,11 @@ class MoE(nn.Module):
         if aux is None:
             return out
         losses = self._losses(logits, aux.expert_counts, mask)
-        counts = self._counts(aux, mask)
+        counts, choice = self._counts(aux, mask), self._choice(aux, mask, local)
         if spread is None:
-            return out, MoEAux(*losses, *counts)
-        return out, MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
+            return out, MoEAux(*losses, *counts, *choice)
+        losses, counts = map(spread.mean, losses), map(spread.total, counts)
+        return out, MoEAux(*losses, *counts, *map(spread.output, choice))
 
     def _on_mesh(
         self,
@@ -353,8 +356,8 @@ class MoE(nn.Module):
         if not self.return_aux:
             return out
         losses = self._losses_of_team(logits, of_team, team, mask)
-        counts = self._counts(aux, mask)
-        return out, MoEAux(*losses, *counts)
+        counts, choice = self._counts(aux, mask), self._choice(aux, mask, x)
+        return out, MoEAux(*losses, *counts, *choice)
 
     def _losses_of_team(
         self, logits: Tensor, of_team: OfTeam, team: Team, mask: Tensor | None
@@ -472,6 +475,14 @@ class MoE(nn.Module):
         if mask is not None:
             without = without - (~mask).sum(dtype=torch.int32)
         return aux.expert_counts, aux.dropped, aux.added, without, aux.overflow
+
+    @staticmethod
+    def _choice(aux: Aux, mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """aux's ids and scores (T, K), those of a mask's padding without a score, as (..., K)."""
+        scores = aux.scores
+        if mask is not None:
+            scores = scores.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return shaped_like(aux.ids, like), shaped_like(scores, like)
 
     def _rows_of_ids(self, ids: Tensor, x: Tensor, spread: Spread | None) -> Tensor:
         """ids (..., K) as this rank's (T, K)."""

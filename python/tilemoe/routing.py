@@ -33,6 +33,8 @@ class Aux(NamedTuple):
     skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
     without: Tensor  # () int32: tokens without an expert
     overflow: Tensor  # () int32: pairs that did not fit into the capacity; they are skipped too
+    ids: Tensor  # (..., K) int32: each token's choice, before rounding and capacity, or the given
+    scores: Tensor  # (..., K) float32: its scores, without gradient. Of moe_general both (pairs)
 
 
 _top_k, _scores_at = Reader("top_k", OfTopK, "K"), Reader("scores_at", OfScores)
@@ -331,6 +333,12 @@ def route_rounded(logits, options, seed, offset):
     return routing, rounded_capacity(T, E, K, m, rounding, tokens), counts
 
 
+def choose_as_rounding(logits, options):
+    """logits (T, E) -> ids and scores (T, K) that rounding starts from, without a gradient."""
+    scores, ids = top_k(logits.detach(), options.K)
+    return ids, scores
+
+
 def _counter(value, device):
     if value is None:
         return None
@@ -357,8 +365,21 @@ def counts_of_ids(ids, E):
     return counts.scatter_add(0, there, torch.ones_like(there, dtype=torch.int32))[:E]
 
 
-def aux_of_pairs(routing, E, T, capacity, counts=None):
-    """The Aux of a routing of given pairs; counts (E): if some pairs may have no row."""
+def int32_ids(ids):
+    """Given ids in int32. An id outside of int32 stays outside of [0, E)."""
+    if ids.dtype == torch.int32:
+        return ids
+    return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
+
+
+def given_choice(ids, scores):
+    """The ids and scores of an Aux, of a choice that the caller made."""
+    return int32_ids(ids.detach()), scores.detach().float()
+
+
+def aux_of_pairs(routing, E, T, capacity, choice, counts=None):
+    """The Aux of a routing of given pairs; choice: their ids and scores; counts (E): if some pairs
+    may have no row."""
     offsets, counters = offsets_of(routing, E), counters_of(routing)
     row_token = array_of("row_token", routing, TOP_K, T, E, capacity)  # as in a general routing
     there = torch.arange(capacity, device=routing.device) < offsets[E]
@@ -367,4 +388,5 @@ def aux_of_pairs(routing, E, T, capacity, counts=None):
     without = T - seen.sum(dtype=torch.int32)
     none = torch.zeros_like(without)
     counts = offsets.diff() if counts is None else counts
-    return Aux(counts, none, none, counters[0] + counters[1], without, counters[0].clone())
+    skipped, overflow = counters[0] + counters[1], counters[0].clone()
+    return Aux(counts, none, none, skipped, without, overflow, *choice)
