@@ -174,7 +174,7 @@ tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec,
   return guarded("tilemoe_routing_workspace_bytes", [&] {
     check_out(bytes, "bytes");
     const tilemoe_routing_spec complete = tilemoe::complete(spec);
-    *bytes = tilemoe::backend_for(complete.device).routing_scratch_bytes(complete);
+    *bytes = tilemoe::backend_of_build(complete.device).routing_scratch_bytes(complete);
   });
 }
 
@@ -341,10 +341,14 @@ const Backend& cpu_backend() {
   return cpu::backend();
 }
 
-const Backend& backend_for(tilemoe_device device) {
+const Backend& backend_of_build(tilemoe_device device) {
   TILEMOE_CHECK(device == TILEMOE_CPU || device == TILEMOE_CUDA,
                 "device is " << static_cast<int>(device) << ", expected cpu (0) or cuda (1)");
-  return device == TILEMOE_CUDA ? cuda::backend() : cpu_backend();
+  return device == TILEMOE_CUDA ? cuda::backend_of_build() : cpu_backend();
+}
+
+const Backend& backend_for(tilemoe_device device) {
+  return device == TILEMOE_CUDA ? cuda::backend() : backend_of_build(device);
 }
 
 void set_num_threads(int threads) {

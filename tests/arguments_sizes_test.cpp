@@ -158,13 +158,48 @@ TEST(SizeArguments, Queries) {
   expect_refused(tilemoe_workspace_bytes(nullptr, &p.bytes), "query is null");
   p.query.struct_size = sizeof p.query, p.query.routing = &p.spec;
   expect_refused(p.workspace(), "experts is null");
-  p.query.experts = &p.experts, p.query.reserved = 1;
-  expect_refused(p.workspace(), "reserved is 1");
-  p.query.reserved = 0;
+  p.query.experts = &p.experts;
+  for (int sms : {-1, TILEMOE_MAX_SMS + 1, INT32_MIN}) {
+    p.query.cuda_sms = sms;
+    expect_refused(p.workspace(), "cuda_sms is " + std::to_string(sms));
+  }
+  p.query.cuda_sms = 132;
+  expect_refused(p.workspace(), "the device is the CPU");
+  p.query.cuda_sms = 0, p.query.cuda_arch = "sm90";
+  expect_refused(p.workspace(), "cuda_arch is sm90 without cuda_sms");
+  p.query.cuda_arch = nullptr;
   p.experts.device = p.spec.device = TILEMOE_CUDA;
   expect_refused(p.workspace(), "CUDA", TILEMOE_UNSUPPORTED);
-  expect_refused(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), "CUDA", TILEMOE_UNSUPPORTED);
   EXPECT_EQ(p.bytes, 77u);
+}
+
+// The sizes of a pass on a GPU, on a machine without one. A build without CUDA has none.
+TEST(SizeArguments, OfACudaDeviceElsewhere) {
+  Sizes p;
+  p.experts.device = p.spec.device = TILEMOE_CUDA, p.experts.dtype = TILEMOE_BFLOAT16;
+  p.query.pass = TILEMOE_PASS_BACKWARD, p.query.cuda_sms = 132;
+  const tilemoe_status status = p.workspace();
+  if (status == TILEMOE_UNSUPPORTED) {
+    expect_error("this build has no CUDA backend");
+    expect_refused(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), "no CUDA backend",
+                   TILEMOE_UNSUPPORTED);
+    return;
+  }
+  ASSERT_EQ(status, TILEMOE_SUCCESS) << tilemoe_last_error();
+  const size_t of_132 = p.bytes;
+  EXPECT_GT(of_132, sizeof(uint16_t) * static_cast<size_t>(p.experts.n * p.spec.T));
+  p.query.cuda_arch = "auto";
+  EXPECT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  EXPECT_EQ(p.bytes, of_132);
+  p.query.cuda_arch = "sm70";
+  expect_refused(p.workspace(), "the arch 'sm70', set by cuda_arch, is not known");
+  p.query.cuda_arch = nullptr, p.query.cuda_sms = 1;
+  EXPECT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
+  EXPECT_LE(p.bytes, of_132);
+  p.experts.dtype = TILEMOE_FLOAT32;
+  expect_refused(p.workspace(), "takes bfloat16", TILEMOE_UNSUPPORTED);
+  EXPECT_EQ(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), TILEMOE_SUCCESS);
+  EXPECT_EQ(tilemoe_router_losses_workspace_bytes(TILEMOE_CUDA, kT, kE, &p.bytes), TILEMOE_SUCCESS);
 }
 
 // Any subset of the gradients needs at most the workspace of all of them.

@@ -79,6 +79,7 @@ void fuzz_sizes(World& world, Choices& choices) {
   query.pass = static_cast<tilemoe_pass>(choices.between(-1, 3));
   query.mode = static_cast<tilemoe_backward_mode>(choices.between(-1, 4));
   query.gradients = static_cast<uint32_t>(choices.below(300));
+  if (choices.one_in(10)) query.cuda_sms = static_cast<int32_t>(any_number(choices));
   check_size(world, tilemoe_workspace_bytes(&query, &bytes), bytes == 7);
   bytes = 7;
   check_size(world, tilemoe_route_tokens_workspace_bytes(&spec, any_number(choices), &bytes),

@@ -263,7 +263,7 @@ TILEMOE_API tilemoe_status tilemoe_routing_layout(tilemoe_routing_kind kind,
 TILEMOE_API tilemoe_status tilemoe_routing_capacity(const tilemoe_routing_spec* spec,
                                                     int64_t* capacity);
 /* Bytes of the routing object's arrays, and of the workspace for building it and for its
- * backward. */
+ * backward. Requires no device. */
 TILEMOE_API tilemoe_status tilemoe_routing_bytes(const tilemoe_routing_spec* spec, size_t* bytes);
 TILEMOE_API tilemoe_status tilemoe_routing_workspace_bytes(const tilemoe_routing_spec* spec,
                                                            size_t* bytes);
@@ -812,12 +812,17 @@ typedef struct tilemoe_workspace_query {
   uint32_t gradients; /* PASS_BACKWARD: the TILEMOE_GRADIENT_ bits that may be requested; 0: all
                          that the mode has, without those of quantised weights. FIRST: its own
                          and those of REST calls that follow */
-  int32_t reserved;
+  int32_t cuda_sms; /* CUDA: SMs of the device that the pass will run on, up to TILEMOE_MAX_SMS; the
+                       query then requires no device. 0: the current device's */
+  const char* cuda_arch; /* with cuda_sms: the arch of the pass, "sm80", "sm90" or "sm100"; null or
+                            "auto": any of this build. Without cuda_sms: null */
 } tilemoe_workspace_query;
+#define TILEMOE_MAX_SMS 65535
 /* Workspace of one pass: enough for a call that requests those gradients or some of them. Depends
  * on the shapes, the capacity and the requested gradients, never on f_e; on the CPU also on the
- * number of threads, and on CUDA on the current device's SMs: the device that the pass will run on
- * must be current. */
+ * number of threads, and on CUDA on the SMs of the device that the pass will run on: it must be
+ * current, or cuda_sms has its number. For a pass that may run on several kinds of devices, take
+ * the largest of their sizes. */
 TILEMOE_API tilemoe_status tilemoe_workspace_bytes(const tilemoe_workspace_query* query,
                                                    size_t* bytes);
 
@@ -857,7 +862,10 @@ typedef struct tilemoe_forward_args {
    * with 4, other SMs take over most of their work. The bits are the same.
    */
   int32_t block_turns;
-  int32_t reserved;
+  int32_t
+      dry_run; /* 1: only checks the arguments, all but the workspace. Nothing is read, written or
+                      launched: pointers may be any addresses on 16 bytes that do not overlap, those
+                      of the routing too. The saved state stays as it is. 0: the call */
   const tilemoe_part*
       part; /* null: the whole pass. Else this part's rows of H and of O are written,
                                and no other token's row of X is read */
@@ -888,7 +896,7 @@ typedef struct tilemoe_backward_args {
   size_t workspace_bytes;
   void* stream;
   int32_t block_turns; /* as in forward */
-  int32_t reserved;
+  int32_t dry_run;     /* as in forward */
   /* null: the whole call. Else dO arrives in parts, in any mode but REST: all calls have the same
    * arguments, and a workspace that is not written between them. Each reads its own tokens' rows of
    * dO, and the last one, which writes the gradients, all of them and X. In mode OVER_H the saved

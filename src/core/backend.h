@@ -100,6 +100,10 @@ struct Backend {
   // Which quantised weights the up- and the down-projection read as their codes: these need not be
   // dequantised. Null: none.
   CodesRead (*reads_codes)(const CodesRequest& request);
+  // A plan without kernels, for the sizes of calls on a device with this number of SMs and this arch
+  // (null or "auto": any of this build), which need not exist here. Null on a backend whose sizes
+  // depend on no device.
+  KernelPlan (*plan_without_device)(const tilemoe_experts& experts, int sms, const char* arch);
 
   Steps steps;
 
@@ -110,6 +114,8 @@ struct Backend {
 // The backend of a device. Throws Error(kUnsupported) with the reason if this build or machine has
 // none.
 const Backend& backend_for(tilemoe_device device);
+// The same without a device to run on: for sizes. Throws if this build has none.
+const Backend& backend_of_build(tilemoe_device device);
 const Backend& cpu_backend();
 
 // Threads of the CPU backend (cpu/thread_pool.h); 0: one per core.

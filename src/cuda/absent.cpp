@@ -10,6 +10,10 @@ const Backend& backend() {
   TILEMOE_CHECK_SUPPORTED(false, "this build has no CUDA backend: use the CPU backend");
 }
 
+const Backend& backend_of_build() {
+  return backend();
+}
+
 void set_arch(const char* name) {
   TILEMOE_CHECK_SUPPORTED(name == nullptr || std::strcmp(name, "auto") == 0,
                           "this build has no CUDA backend, and no arch '" << name << "'");

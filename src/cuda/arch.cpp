@@ -195,6 +195,16 @@ std::string describe_arch_of(const DeviceInfo& device) {
   return describe_choice(device, request(), archs_of_this_build());
 }
 
+ArchName built_arch(const char* name) {
+  const std::span<const BuiltArch> built = archs_of_this_build();
+  if (const ArchRequest requested{name ? name : kAuto, "cuda_arch"}; requested.arch != kAuto)
+    return check_built(requested, built).arch;
+  for (const Arch& arch : kArchs)
+    if (arch.tested && find(built, arch)) return arch.arch;
+  TILEMOE_CHECK_SUPPORTED(
+      false, "this build has the archs " << names_of(built) << ": name one in cuda_arch");
+}
+
 void set_arch(const char* name) {
   const ArchRequest requested{name ? name : kAuto, kByProgram};
   const std::string_view* known = &kAuto;

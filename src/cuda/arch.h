@@ -37,6 +37,9 @@ std::string describe_choice(const DeviceInfo& device, const ArchRequest& request
 ArchName arch_of(const DeviceInfo& device);
 std::string describe_arch_of(const DeviceInfo& device);
 
+// An arch of this build by name; null or "auto": the newest that is tested. Throws as choose_arch().
+ArchName built_arch(const char* name);
+
 // The number of selections by the program so far: as long as it is the same, so is the arch.
 uint32_t arch_requests();
 

@@ -114,6 +114,18 @@ void check_supported(const tilemoe_experts& experts) {
   check_dtype(experts);
 }
 
+KernelPlan plan_without_device(const tilemoe_experts& experts, int sms, const char* arch) {
+  check_dtype(experts);
+  struct Sized {
+    DeviceInfo device{};
+    ExpertsPlan plan{};
+  };
+  const auto sized = std::make_shared<Sized>();
+  sized->device.sms = sms;
+  sized->plan = {.device = &sized->device, .arch = built_arch(arch)};
+  return {sized, &sized->plan};
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }
@@ -135,6 +147,7 @@ constexpr Backend kBackend = {
     .check_limits = check_call_limits,
     .plan = plan_for,
     .reads_codes = codes_read,
+    .plan_without_device = plan_without_device,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =
         {
@@ -145,6 +158,10 @@ constexpr Backend kBackend = {
 };
 
 }  // namespace
+
+const Backend& backend_of_build() {
+  return kBackend;
+}
 
 const Backend& backend() {
   // Once: each call reads the current device itself.

@@ -8,6 +8,8 @@ namespace tilemoe::cuda {
 
 // The backend. Throws Error(kUnsupported) with the reason if this build or machine has none.
 const Backend& backend();
+// The same whether or not this machine has a device.
+const Backend& backend_of_build();
 
 // The implementation of tilemoe_set_cuda_arch() and tilemoe_cuda_arch().
 void set_arch(const char* name);

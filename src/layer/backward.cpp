@@ -305,6 +305,7 @@ void run_backward(const BackwardCall& call, tilemoe_saved& saved, StepObserver* 
 void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given,
               StepObserver* observer) {
   const BackwardCall call(experts, given);
+  if (call.args.dry_run != 0) return;
   run_backward(call, *call.args.saved, observer);
 }
 

@@ -40,7 +40,7 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
       backend(backend_for(experts.device)),
       kernels(checked_kernels()),
       plan(backend, experts, routing.spec, args.saved != nullptr, kernels) {
-  check_workspace(args.workspace, args.workspace_bytes, plan.total);
+  if (args.dry_run == 0) check_workspace(args.workspace, args.workspace_bytes, plan.total);
   check_memory();
 }
 
@@ -66,7 +66,7 @@ tilemoe_weights ForwardCall::checked_weights() const {
 }
 
 KernelPlan ForwardCall::checked_kernels() const {
-  check_reserved("forward args", args.reserved);
+  check_flag("dry_run", args.dry_run);
   check_block_turns(args.block_turns);
   check_rows("X", args.X, experts, routing.spec);
   check_rows("O", args.O, experts, routing.spec);
@@ -86,7 +86,7 @@ void ForwardCall::check_memory() const {
   memory.writes("saved.H", saved.H);
   memory.writes("saved.P1", saved.P1);
   memory.writes("saved.P2", saved.P2);
-  memory.writes("workspace", args.workspace, plan.total);
+  if (args.dry_run == 0) memory.writes("workspace", args.workspace, plan.total);
   memory.reads("X", args.X, "O");
   memory.reads("addend", args.addend, same_view(args.addend, args.O) ? "O" : nullptr);
   read_weights_and_routing(memory, weights, routing, part);
@@ -112,7 +112,7 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
       work(requested_work()),
       kernels(checked_kernels()),
       plan(backend, experts, routing.spec, work, kernels) {
-  check_workspace(args.workspace, args.workspace_bytes, plan.total);
+  if (args.dry_run == 0) check_workspace(args.workspace, args.workspace_bytes, plan.total);
   check_memory();
 }
 
@@ -170,7 +170,7 @@ tilemoe_weights BackwardCall::checked_weights() const {
 
 KernelPlan BackwardCall::checked_kernels() const {
   const tilemoe_routing_spec& spec = routing.spec;
-  check_reserved("backward args", args.reserved);
+  check_flag("dry_run", args.dry_run);
   check_block_turns(args.block_turns);
   check_flag("accumulate", args.accumulate);
   check_weight_gradients();
@@ -274,7 +274,7 @@ void BackwardCall::check_memory() const {
   write_lora_memory(memory, lora_gradients);
   memory.reads("saved.P1", saved.P1);
   memory.reads("saved.P2", saved.P2);
-  memory.writes("workspace", args.workspace, plan.total);
+  if (args.dry_run == 0) memory.writes("workspace", args.workspace, plan.total);
   memory.reads("X", args.X);
   if (!work.from_dH()) memory.reads("dO", args.dO);
   memory.reads("addend", args.addend, same_view(args.addend, args.dX) ? "dX" : nullptr);

@@ -65,20 +65,40 @@ tilemoe_saved_size saved_bytes(const tilemoe_experts* given_experts,
   return size;
 }
 
+namespace {
+
+// The device of a query, which the sizes of scratch depend on; null for the current one.
+KernelPlan described_device(const tilemoe_workspace_query& query, const tilemoe_experts& experts,
+                            const Backend& backend) {
+  TILEMOE_CHECK(query.cuda_sms >= 0 && query.cuda_sms <= TILEMOE_MAX_SMS,
+                "cuda_sms is " << query.cuda_sms << ", expected 0 to " << TILEMOE_MAX_SMS);
+  if (query.cuda_sms == 0) {
+    TILEMOE_CHECK(query.cuda_arch == nullptr,
+                  "cuda_arch is " << query.cuda_arch << " without cuda_sms, expected null");
+    backend.check_supported(experts);
+    return nullptr;
+  }
+  TILEMOE_CHECK(backend.plan_without_device != nullptr,
+                "cuda_sms is " << query.cuda_sms << ", expected 0: the device is the CPU");
+  return backend.plan_without_device(experts, query.cuda_sms, query.cuda_arch);
+}
+
+}  // namespace
+
 size_t workspace_bytes(const tilemoe_workspace_query* given) {
   const tilemoe_workspace_query query = read_struct("query", given);
-  check_reserved("query", query.reserved);
   const tilemoe_experts experts = read_experts(query.experts);
   const tilemoe_routing_spec spec = read_spec(query.routing, experts);
-  const Backend& backend = backend_for(experts.device);
-  backend.check_supported(experts);
+  const Backend& backend =
+      query.cuda_sms > 0 ? backend_of_build(experts.device) : backend_for(experts.device);
+  const KernelPlan device = described_device(query, experts, backend);
   if (query.pass == TILEMOE_PASS_INFERENCE || query.pass == TILEMOE_PASS_FORWARD) {
     TILEMOE_CHECK(query.mode == 0 && query.gradients == 0,
                   "mode is " << static_cast<int>(query.mode) << " and gradients " << query.gradients
                              << ", expected 0: the pass is not backward");
-    return ForwardPlan(backend, experts, spec, query.pass == TILEMOE_PASS_FORWARD).total;
+    return ForwardPlan(backend, experts, spec, query.pass == TILEMOE_PASS_FORWARD, device).total;
   }
-  return BackwardPlan(backend, experts, spec, work_of(query, experts)).total;
+  return BackwardPlan(backend, experts, spec, work_of(query, experts), device).total;
 }
 
 void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver* observer) {
@@ -170,6 +190,7 @@ void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver*
 void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
              StepObserver* observer) {
   const ForwardCall call(experts, given);
+  if (call.args.dry_run != 0) return;
   run_forward(
       call,
       region(call.experts, call.routing.spec, call.args.workspace, call.plan.A, call.experts.n),

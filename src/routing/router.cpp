@@ -73,7 +73,7 @@ void router_backward(const tilemoe_router_backward_args* given) {
 
 size_t router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E) {
   check_tokens_and_experts(T, E, device);
-  return backend_for(device).router_losses_scratch_bytes(T, E);
+  return backend_of_build(device).router_losses_scratch_bytes(T, E);
 }
 
 void router_losses(const tilemoe_router_losses_args* given) {

@@ -126,6 +126,32 @@ TEST(Plan, HasTheKernelsOfAdapters) {
   }
 }
 
+// A query that describes a device has the sizes of that device.
+TEST(Plan, SizesOfADescribedDevice) {
+  simulate("sm90");
+  tilemoe_experts experts{};
+  experts.struct_size = sizeof experts;
+  experts.device = TILEMOE_CUDA, experts.dtype = TILEMOE_BFLOAT16;
+  experts.d = 128, experts.n = 64, experts.E = 2, experts.rank_1 = 16;
+  tilemoe_routing_spec spec{};
+  spec.struct_size = sizeof spec;
+  spec.device = TILEMOE_CUDA, spec.T = 1 << 20, spec.E = 2, spec.K = 1;
+  const auto bytes_of = [&](int32_t sms, const char* arch) {
+    tilemoe_workspace_query query{};
+    query.struct_size = sizeof query;
+    query.experts = &experts, query.routing = &spec, query.pass = TILEMOE_PASS_BACKWARD;
+    query.cuda_sms = sms, query.cuda_arch = arch;
+    size_t bytes = 0;
+    EXPECT_EQ(tilemoe_workspace_bytes(&query, &bytes), TILEMOE_SUCCESS) << tilemoe_last_error();
+    return bytes;
+  };
+  const int sms = simulator::setting_of("sm90").device.sms;
+  EXPECT_EQ(bytes_of(sms, nullptr), bytes_of(0, nullptr));
+  EXPECT_EQ(bytes_of(sms, "sm90"), bytes_of(0, nullptr));
+  EXPECT_EQ(device_queries_of([&] { bytes_of(sms, "sm90"); }), 0u);
+  EXPECT_LT(bytes_of(1, nullptr), bytes_of(sms, nullptr));
+}
+
 TEST(Plan, OfACallKeepsItsArch) {
   simulate("sm90");
   const Layer layer;
