@@ -38,8 +38,7 @@ void time_layer(const Case& one, const Request& request, Clock& clock, Report& r
     quantized.forward();
   };
   const std::vector<Samples> ms = interleaved_ms(
-      clock,
-      {[&] { forward(kAnyRows); }, [&] { forward(0); }, [&] { in_16_bits.forward(); }},
+      clock, {[&] { forward(kAnyRows); }, [&] { forward(0); }, [&] { in_16_bits.forward(); }},
       request.rounds);
   forward(kAnyRows);
   const std::vector<std::byte> of_codes = output_of(quantized);
@@ -49,8 +48,7 @@ void time_layer(const Case& one, const Request& request, Clock& clock, Report& r
 
   const double codes = median(ms[0]), values_read = median(ms[1]), plain_ms = median(ms[2]);
   Values values = shape_values(one);
-  values["rows_an_expert"] =
-      static_cast<double>(quantized.rows()) / static_cast<double>(one.E);
+  values["rows_an_expert"] = static_cast<double>(quantized.rows()) / static_cast<double>(one.E);
   values["codes_ms"] = triple(quartiles(ms[0]));
   values["dequantised_ms"] = triple(quartiles(ms[1]));
   values["16_bits_ms"] = triple(quartiles(ms[2]));

@@ -116,9 +116,7 @@ class Problem {
     if (!case_.is_up) return case_.first_row + case_.columns + case_.rows_after;
     return (gated() && !is_split() ? 2 : 1) * case_.columns;
   }
-  int64_t factor_rows() const {
-    return case_.is_up && gated() ? 2 * case_.columns : case_.columns;
-  }
+  int64_t factor_rows() const { return case_.is_up && gated() ? 2 * case_.columns : case_.columns; }
   verify::QuantizedArrays random_arrays(uint64_t seed) const {
     verify::Random random(seed, 1);
     verify::QuantizedArrays arrays =
@@ -194,8 +192,8 @@ class CodesSteps : public testing::TestWithParam<Format> {
   }
   static void expect_same_bits(const Case& c) {
     SCOPED_TRACE(std::string(c.is_up ? "up" : "down") + ", activation " +
-                 std::to_string(c.activation) + ", layout " + std::to_string(c.layout) +
-                 ", rank " + std::to_string(c.rank) + ", sum " + std::to_string(c.sum));
+                 std::to_string(c.activation) + ", layout " + std::to_string(c.layout) + ", rank " +
+                 std::to_string(c.rank) + ", sum " + std::to_string(c.sum));
     simulate("sm80");
     Problem(c).expect_same_bits();
   }
@@ -207,23 +205,35 @@ TEST_P(CodesSteps, UpProjectionHasTheBitsOfValues) {
     expect_same_bits({.format = GetParam(), .layout = layout, .sum = short_sum()});
   expect_same_bits({.format = GetParam(), .dtype = TILEMOE_FLOAT16});
   for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
-    expect_same_bits({.format = GetParam(), .dtype = dtype, .activation = TILEMOE_RELU,
-                      .sum = short_sum(), .columns = 200});
+    expect_same_bits({.format = GetParam(),
+                      .dtype = dtype,
+                      .activation = TILEMOE_RELU,
+                      .sum = short_sum(),
+                      .columns = 200});
 }
 
 TEST_P(CodesSteps, DownProjectionHasTheBitsOfValues) {
   expect_same_bits({.format = GetParam(), .is_up = false, .sum = short_sum(), .columns = 136});
-  expect_same_bits({.format = GetParam(), .dtype = TILEMOE_FLOAT16, .is_up = false, .sum = 64,
-                    .columns = 96, .first_row = 104, .rows_after = 56});
+  expect_same_bits({.format = GetParam(),
+                    .dtype = TILEMOE_FLOAT16,
+                    .is_up = false,
+                    .sum = 64,
+                    .columns = 96,
+                    .first_row = 104,
+                    .rows_after = 56});
 }
 
 TEST_P(CodesSteps, AdaptersFollowTheCodes) {
   for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16}) {
     expect_same_bits({.format = GetParam(), .dtype = dtype, .rank = 72, .sum = short_sum()});
-    expect_same_bits({.format = GetParam(), .dtype = dtype, .activation = TILEMOE_RELU, .rank = 8,
-                      .sum = 64});
-    expect_same_bits({.format = GetParam(), .dtype = dtype, .is_up = false, .rank = 16,
-                      .sum = short_sum(), .columns = 136});
+    expect_same_bits(
+        {.format = GetParam(), .dtype = dtype, .activation = TILEMOE_RELU, .rank = 8, .sum = 64});
+    expect_same_bits({.format = GetParam(),
+                      .dtype = dtype,
+                      .is_up = false,
+                      .rank = 16,
+                      .sum = short_sum(),
+                      .columns = 136});
   }
   expect_same_bits({.format = GetParam(), .layout = TILEMOE_GATE_SPLIT, .rank = 16});
 }
