@@ -113,6 +113,18 @@ void check_supported(const tilemoe_experts& experts) {
   check_dtype(experts);
 }
 
+// Without an arch router_logits runs, as routing does.
+bool has_wgmma() {
+  try {
+    return arch_of(current_device()) == ArchName::kSm90;
+  } catch (const Error&) {
+    return false;
+  }
+}
+void router_logits(const tilemoe_router_logits_args& args) {
+  cuda::router_logits(args, has_wgmma);
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }
