@@ -126,6 +126,18 @@ KernelPlan plan_without_device(const tilemoe_experts& experts, int sms, const ch
   return {sized, &sized->plan};
 }
 
+// Without an arch router_logits runs, as routing does.
+bool has_wgmma() {
+  try {
+    return arch_of(current_device()) == ArchName::kSm90;
+  } catch (const Error&) {
+    return false;
+  }
+}
+void router_logits(const tilemoe_router_logits_args& args) {
+  cuda::router_logits(args, has_wgmma);
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }

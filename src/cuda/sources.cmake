@@ -43,6 +43,7 @@ set(kernel_sources
   cuda/kernels/route_grouped.cu
   cuda/kernels/scale_rows.cu
   cuda/kernels/score_gradient.cu
+  cuda/kernels/split_weight.cu
   cuda/kernels/sum_rows.cu
   cuda/ops/router_logits.cu
 )
@@ -61,6 +62,13 @@ set(uncontracted_kernels
 )
 target_sources(tilemoe_cuda_objects PRIVATE
   ${gemm_kernels} ${kernel_sources} ${uncontracted_kernels})
+if(cuda_archs_of_sm90)
+  target_sources(tilemoe_cuda_objects PRIVATE cuda/ops/router_logits_sm90.cu)
+  string(REPLACE "," ";" logits_archs "${cuda_archs_of_sm90}")
+  cuda_code(logits_code ${logits_archs})
+  set_source_files_properties(cuda/ops/router_logits_sm90.cu
+    PROPERTIES COMPILE_OPTIONS "${logits_code};-Xptxas=-Werror")
+endif()
 cuda_code(kernel_code ${TILEMOE_CUDA_ARCHS})
 set_source_files_properties(${kernel_sources}
   PROPERTIES COMPILE_OPTIONS "${kernel_code};-Xptxas=-Werror")

@@ -124,6 +124,8 @@ def cases():
     scaled = packed(scoring=4, groups=groups, factor=2.5)
     yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, None, *scaled, True, False)
     router = normal(E, d, seed=5, dtype=DTYPE)
+    yield "router_logits", (x["X"], router, None, torch.float32)
+    yield "router_logits", (leaf(x["X"]), leaf(router), leaf(zeros(E)), DTYPE)
     of_tokens = (x["X"], router, zeros(E), None, layer, None)
     yield "moe_tokens", (*of_tokens, *packed(), DTYPE, True)
     wide = (x["X"], router.float(), None, torch.ones(E), layer, x["X"])

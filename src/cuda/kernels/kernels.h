@@ -19,6 +19,11 @@ size_t pair_scratch_bytes(const tilemoe_routing_spec& spec);
 void route_tokens(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args);
 size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d);
 
+// A float32 weight (E, d) as bfloat16 (E, blocks of 64 columns, terms, 64), zeros past d.
+constexpr int kWeightTerms = 3;
+constexpr int64_t kTermColumns = 64;
+void split_weight(const tilemoe_tensor& weight, void* terms, cudaStream_t stream);
+
 void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
 size_t round_scratch_bytes(const tilemoe_routing_spec& spec);
 

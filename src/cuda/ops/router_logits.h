@@ -8,7 +8,8 @@
 
 namespace tilemoe::cuda {
 
-void router_logits(const tilemoe_router_logits_args& args);
+// `has_wgmma` returns whether the arch sm90 runs on the current device.
+void router_logits(const tilemoe_router_logits_args& args, bool (*has_wgmma)());
 size_t router_logits_scratch_bytes(int64_t T, int64_t E, int64_t d, tilemoe_dtype weight);
 
 }  // namespace tilemoe::cuda
