@@ -57,8 +57,9 @@ TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 # PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
 GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
          "cuda_train_test", "cuda_weight_layouts_test"]
-TORCH_FILES = ["cuda_test.py", "cuda_quantized_test.py", "cuda_transformers_test.py",
-               "functional_test.py", "module_routing_test.py", "module_test.py",
+TORCH_FILES = ["cuda_test.py", "cuda_gemms_test.py", "cuda_quantized_test.py",
+               "cuda_transformers_test.py", "functional_test.py", "gemms_test.py",
+               "module_routing_test.py", "module_test.py",
                "torchtitan_test.py"]
 
 # Tests without a GEMM: programs, and some tests of one of them.
