@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <ostream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -78,10 +78,16 @@ class Problem {
     const int64_t width = case_.is_up ? (gated() ? 2 : 1) * case_.columns : case_.columns;
     Outputs out{{case_.dtype, {rows_.capacity, width}, {width, 1}},
                 {case_.dtype, {rows_.capacity, case_.columns}, {case_.columns, 1}}};
-    visit(out, as_codes, [&](const auto& step) { start(cuda::kernel_of(step), step); });
+    visit(out, as_codes, [&](const auto& step) {
+      kernel_ = {cuda::key_of(step), *cuda::kernel_of(step)};
+      start(cuda::kernel_of(step), step);
+    });
     expect_clean_run();
     return out;
   }
+
+  // Of the last run.
+  const cuda::instances::Row& kernel() const { return kernel_; }
 
   void expect_same_bits() {
     const Outputs values = run(false), codes = run(true);
@@ -93,20 +99,34 @@ class Problem {
   }
 
  private:
-  // A quantised weight, and its values in 16 bits.
+  // A quantised weight, and its values in 16 bits. Its arrays have no guards: the simulator finds a
+  // read past their end.
   struct Weight {
     Weight(const Problem& of, uint64_t seed)
         : arrays(of.random_arrays(seed)),
-          placed(arrays, verify::cuda_memory()),
+          weight(verify::placed(
+              arrays, false,
+              [&](const char* /*field*/, const auto& numbers) { return place(numbers); })),
           values(of.case_.dtype, {arrays.E, arrays.R, arrays.C},
                  {arrays.R * arrays.C, arrays.C, 1}) {
       cuda::dequantize({.weight = quantized(), .first = 0, .out = values.tensor()});
       expect_clean_run();
     }
-    tilemoe_quantized quantized() const { return placed.weight(); }
+    tilemoe_quantized quantized() const { return weight; }
+    template <class Number>
+    const Number* place(const std::vector<Number>& numbers) {
+      if (numbers.empty()) return nullptr;
+      const size_t bytes = numbers.size() * sizeof(Number);
+      void* device = nullptr;
+      EXPECT_EQ(cudaMalloc(&device, bytes), cudaSuccess);
+      EXPECT_EQ(cudaMemcpy(device, numbers.data(), bytes, cudaMemcpyHostToDevice), cudaSuccess);
+      memory.emplace_back(device, cudaFree);
+      return static_cast<const Number*>(device);
+    }
 
     verify::QuantizedArrays arrays;
-    verify::PlacedArrays placed;
+    std::vector<std::shared_ptr<void>> memory;
+    Quantized weight;
     PlacedTensor values;
   };
 
@@ -177,6 +197,7 @@ class Problem {
   PlacedTensor source_, P_, factor_, bias_, bias_up_;
   std::vector<Weight> weights_;
   tilemoe_experts experts_{};
+  cuda::instances::Row kernel_{};
 };
 
 class CodesSteps : public testing::TestWithParam<Format> {
@@ -246,6 +267,28 @@ TEST_P(CodesSteps, TinyScalesHaveTheBitsOfValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, CodesSteps, testing::ValuesIn(verify::kFormats), verify::format_name);
+
+// Each row of the table, by a case that is made of it.
+TEST(CodesKernels, HaveTheBitsOfValues) {
+  simulate("sm80");
+  int rows = 0;
+  for (const cuda::instances::Row& row : cuda::instances::kRows) {
+    const cuda::Variant& variant = row.key.variant;
+    if (!variant.codes) continue;
+    SCOPED_TRACE("row " + std::to_string(++rows));
+    Problem problem(
+        {.format = Format::kNf4Double,
+         .dtype = variant.recipe == cuda::RecipeName::kBF16 ? TILEMOE_BFLOAT16 : TILEMOE_FLOAT16,
+         .is_up = row.key.gemm == cuda::GemmName::kUpProjection,
+         .activation =
+             variant.activations == cuda::Activations::kPlain ? TILEMOE_RELU : TILEMOE_REGLU,
+         .rank = variant.adapter ? 24 : 0});
+    problem.expect_same_bits();
+    EXPECT_TRUE(problem.kernel().key == row.key && problem.kernel().tile == row.tile)
+        << "another kernel ran";
+  }
+  EXPECT_EQ(rows, 12);
+}
 
 }  // namespace
 }  // namespace tilemoe::test
