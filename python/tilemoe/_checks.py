@@ -14,7 +14,7 @@ SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # so do these scorings.
 _ROUNDED_SCORINGS = ("softmax_over_chosen", "softmax_renormalized")
 _MAX_GROUPS = 32
-_ANY = "; tilemoe.gathered_mm and tilemoe.combine_mm take any function of yours between them"
+_ANY = "; tilemoe.gathered_mm and tilemoe.combine_mm take any function between them"
 _MIN_FACTOR = 2.0**-126  # float32's smallest normal number: the library reads 0 as 1
 
 

@@ -155,7 +155,7 @@ def route_rows(counts: Tensor, rows: int, row_scores: Tensor | None = None) -> R
     Args:
         counts: rows of each expert, int32 or int64, at least 0, with a sum of at most `rows`. From
             offsets: `offsets.diff()`.
-        rows: the number of rows that there are, used or not.
+        rows: the number of rows, used or not.
         row_scores: the factor of each row's result; the gradient goes to them. None: 1.
 
     Shape:
