@@ -155,7 +155,7 @@ def route_rows(counts: Tensor, rows: int, row_scores: Tensor | None = None) -> R
     Args:
         counts: rows of each expert, int32 or int64, at least 0, with a sum of at most `rows`. From
             offsets: `offsets.diff()`.
-        rows: the number of rows that there are, used or not.
+        rows: the number of rows, used or not.
         row_scores: the factor of each row's result; the gradient goes to them. None: 1.
 
     Shape:
@@ -304,11 +304,15 @@ def _cast(tensor, dtype):
 
 def weighted_sum(rows: Tensor, routing: Routing) -> Tensor:
     """rows (capacity, d), one of each pair -> (T, d): the sum of each token's rows times their
-    scores, in float32, rounded once. Of a top-K routing; in memory T * K rows in float32."""
-    T, K, capacity = routing.T, routing.K, routing.capacity
+    scores, in float32, in the order of the token's K, rounded once. Of a top-K routing."""
+    T, K, capacity, scores = routing.T, routing.K, routing.capacity, routing.scores
+    assert scores is not None
     sizes = (TOP_K, T, routing.E, capacity, T * K)
-    row = array_of("pair_row", routing.memory, *sizes).long()
-    there = (row >= 0).view(T, K, 1)
-    of_pairs = rows[row.clamp(min=0)].view(T, K, -1).float()
-    terms = torch.where(there, of_pairs * routing.scores.float().unsqueeze(-1), 0.0)
-    return terms.sum(1).to(rows.dtype)
+    row = array_of("pair_row", routing.memory, *sizes).long().view(T, K)
+    out = rows.new_zeros((T, rows.shape[1]), dtype=torch.float32)
+    if capacity == 0:
+        return out.to(rows.dtype)
+    for k in range(K):
+        term = rows[row[:, k].clamp(min=0)].float() * scores[:, k : k + 1].float()
+        out = out + torch.where(row[:, k : k + 1] >= 0, term, 0.0)
+    return out.to(rows.dtype)

@@ -84,7 +84,7 @@ def error(got, want):
 @pytest.mark.parametrize("transposed", TRANSPOSED)
 @pytest.mark.parametrize("act", [mish, gated_mish])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_errs_at_most_twice_as_much_as_torch(dtype, act, transposed):
+def test_the_error_is_within_twice_that_of_torch(dtype, act, transposed):
     layer = layer_of(dtype, act is gated_mish, transposed)
     out = routed(layer, act)
     got = {"out": out, **gradients_of(out, layer)}
@@ -99,7 +99,7 @@ def whole_numbers(*shape, seed, low=-1, high=1, dtype=DTYPE):
     return torch.randint(low, high + 1, shape, generator=generator, device="cpu").to(DEVICE, dtype)
 
 
-def clipped_product(h):
+def clipped_gate(h):
     gate, up = h.chunk(2, -1)
     return gate.clamp(-2, 2) * up.clamp(-1, 1)
 
@@ -121,11 +121,11 @@ def test_whole_numbers_are_exact(dtype):
     ids[:, 0] = torch.where(ids[:, 0] == 2, -1, ids[:, 0])  # a bad id
     ids[ids == 3] = E  # an expert without a token
     dO = whole_numbers(T, width, seed=8, dtype=dtype)
-    out = routed(layer, clipped_product, tilemoe.route_ids(ids, scores, E))
+    out = routed(layer, clipped_gate, tilemoe.route_ids(ids, scores, E))
     got = {"out": out, **gradients_of(out, {"scores": scores, **layer}, dO)}
     exact = {name: t.detach().double().requires_grad_() for name, t in layer.items()}
     wide = scores.detach().double().requires_grad_()
-    want = plain(exact, clipped_product, ids, wide)
+    want = plain(exact, clipped_gate, ids, wide)
     want = {"out": want, **gradients_of(want, {"scores": wide, **exact}, dO.double())}
     for name, tensor in want.items():
         assert 0 < tensor.abs().max() <= 256, name
@@ -300,7 +300,7 @@ def test_rows_without_a_token_reach_nothing(kind):
 
 
 def test_frozen_tensors_have_no_gradient_computed():
-    """Of every set of tensors: their gradients have the bits of all gradients together."""
+    """Every set of tensors has the gradients, bit for bit, that all have together."""
     layer = layer_of(DTYPE)
     everything = gradients_of(routed(layer, mish), layer)
     for size in range(1, len(NAMES) + 1):
