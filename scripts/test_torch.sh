@@ -66,6 +66,7 @@ test_wheel .venv-torch-newest newest-torch \
 say "testing the wheel with the newest transformers, PEFT and TRL"
 OMP_NUM_THREADS=1 test_wheel .venv-torch-newest newest-transformers \
   "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py \
+  "$root"/tests/torch/routing_replay_test.py \
   "$root"/tests/torch/peft_{,distributed_,operations_,trl_}test.py "$@"
 
 # torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,

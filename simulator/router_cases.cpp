@@ -166,6 +166,20 @@ void route_tokens(const Choice& c, int64_t d, RouterTensors& tensors) {
   for (int i = 0; i < (c.twice ? 2 : 1); ++i) routing.from_tokens(args);
 }
 
+// Small whole numbers: both devices have the exact sum.
+void give_logits(const Choice& c, int64_t d, DType weight, RouterTensors& tensors) {
+  const auto whole = [&](int64_t) { return static_cast<double>(tensors.random().below(5)) - 2; };
+  const size_t bytes = router_logits_workspace_bytes(tensors.device(), c.T, c.E, d, weight);
+  const RouterLogits args{.device = tensors.device(),
+                          .X = tensors.given(c.dtype, {c.T, d}, whole),
+                          .weight = tensors.given(weight, {c.E, d}, whole),
+                          .bias = tensors.given(DType::kFloat32, {c.E}, whole),
+                          .logits = tensors.result("logits", DType::kFloat32, {c.T, c.E}),
+                          .workspace = tensors.scratch(bytes),
+                          .workspace_bytes = bytes};
+  for (int i = 0; i < (c.twice ? 2 : 1); ++i) router_logits(args);
+}
+
 Routing round(const Choice& c, const Tensor& logits, Rounding rule, int64_t m, int64_t round_tokens,
               RouterTensors& tensors) {
   const RoutingSpec spec =
@@ -248,6 +262,11 @@ RouterCase tokens_case(const char* name, const Choice& c, int64_t d) {
   return {std::string("router-tokens-") + name,
           [c, d](RouterTensors& t) { route_tokens(c, d, t); }};
 }
+RouterCase logits_case(const char* name, const Choice& c, int64_t d,
+                       DType weight = DType::kBFloat16) {
+  return {std::string("router-logits-") + name,
+          [=](RouterTensors& t) { give_logits(c, d, weight, t); }};
+}
 RouterCase backward_case(const char* name, const Choice& c) {
   return {std::string("router-backward") + name,
           [c](RouterTensors& t) { go_back(c, logits_of(c, t), route(c, t), t); }};
@@ -291,6 +310,10 @@ const std::vector<RouterCase>& router_cases() {
       tokens_case("in-groups", {.T = 5, .E = 64, .K = 4, .n_group = 8, .topk_group = 3}, 64),
       tokens_case("sigmoid", {.T = 20, .E = 40, .K = 4, .scoring = Scoring::kSigmoid}, 64),
       tokens_case("twice", {.T = 5, .E = 24, .K = 4, .twice = true}, 64),
+      logits_case("few", {.T = 5, .E = 24, .K = 1}, 264),
+      logits_case("few-in-chunks", {.T = 20, .E = 40, .K = 1, .twice = true}, 4168),
+      logits_case("many", {.T = 500, .E = 70, .K = 1}, 2120),
+      logits_case("of-terms", {.T = 150, .E = 37, .K = 1}, 2072, DType::kFloat32),
       rounded_case("nearest", {.T = 90, .E = 7, .K = 3}, Rounding::kNearest, 16),
       rounded_case("nearest-ties", {.T = 90, .E = 7, .K = 3, .ties = true}, Rounding::kNearest, 16),
       rounded_case("nearest-nans", {.T = 90, .E = 7, .K = 3, .nans = true}, Rounding::kNearest, 16),

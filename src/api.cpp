@@ -237,6 +237,19 @@ tilemoe_status tilemoe_router_backward(const tilemoe_router_backward_args* args)
   return guarded("tilemoe_router_backward", [&] { tilemoe::router_backward(args); });
 }
 
+tilemoe_status tilemoe_router_logits_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
+                                                     int64_t d, tilemoe_dtype weight_dtype,
+                                                     size_t* bytes) {
+  return guarded("tilemoe_router_logits_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::router_logits_workspace_bytes(device, T, E, d, weight_dtype);
+  });
+}
+
+tilemoe_status tilemoe_router_logits(const tilemoe_router_logits_args* args) {
+  return guarded("tilemoe_router_logits", [&] { tilemoe::router_logits(args); });
+}
+
 tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
                                                      size_t* bytes) {
   return guarded("tilemoe_router_losses_workspace_bytes", [&] {
@@ -299,12 +312,25 @@ tilemoe_status tilemoe_dequantize(const tilemoe_dequantize_args* args) {
   return guarded("tilemoe_dequantize", [&] { tilemoe::dequantize(args); });
 }
 
-tilemoe_status tilemoe_forward(const tilemoe_experts* experts, const tilemoe_forward_args* args) {
-  return guarded("tilemoe_forward", [&] { tilemoe::forward(experts, args); });
-}
+// tilemoe_forward(experts, args), and so on.
+#define TILEMOE_OF_EXPERTS(name)                                             \
+  tilemoe_status tilemoe_##name(const tilemoe_experts* experts,              \
+                                const tilemoe_##name##_args* args) {         \
+    return guarded("tilemoe_" #name, [&] { tilemoe::name(experts, args); }); \
+  }
+TILEMOE_OF_EXPERTS(forward)
+TILEMOE_OF_EXPERTS(backward)
+TILEMOE_OF_EXPERTS(gathered_mm)
+TILEMOE_OF_EXPERTS(gathered_mm_backward)
+TILEMOE_OF_EXPERTS(combine_mm)
+TILEMOE_OF_EXPERTS(combine_mm_backward)
+#undef TILEMOE_OF_EXPERTS
 
-tilemoe_status tilemoe_backward(const tilemoe_experts* experts, const tilemoe_backward_args* args) {
-  return guarded("tilemoe_backward", [&] { tilemoe::backward(experts, args); });
+tilemoe_status tilemoe_mm_workspace_bytes(const tilemoe_mm_workspace_query* query, size_t* bytes) {
+  return guarded("tilemoe_mm_workspace_bytes", [&] {
+    check_out(bytes, "bytes");
+    *bytes = tilemoe::mm_workspace_bytes(query);
+  });
 }
 
 }  // extern "C"

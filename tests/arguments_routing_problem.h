@@ -89,6 +89,19 @@ struct TopKScores : Choice<tilemoe_top_k_scores_args, tilemoe_top_k_scores> {
   const char* function() const { return "tilemoe_top_k_scores"; }
 };
 
+struct Logits : Entry<tilemoe_router_logits_args, tilemoe_router_logits> {
+  Logits() {
+    args.X = floats({kT, kD});
+    args.weight = floats({kE, kD});
+    args.bias = floats({kE});
+    args.logits = floats({kT, kE});
+    require(tilemoe_router_logits_workspace_bytes(TILEMOE_CPU, kT, kE, kD, TILEMOE_FLOAT32,
+                                                  &args.workspace_bytes));
+    args.workspace = arena.take(args.workspace_bytes);
+  }
+  const char* function() const { return "tilemoe_router_logits"; }
+};
+
 struct Losses : Entry<tilemoe_router_losses_args, tilemoe_router_losses> {
   Losses() {
     args.logits = floats({kT, kE});

@@ -86,6 +86,27 @@ TEST(RouterArguments, TopKScores) {
   run_cases(cases);
 }
 
+TEST(RouterArguments, Logits) {
+  auto cases = device_cases<Logits>();
+  append<Logits>(cases, {
+    BAD(p.args.reserved = 1, "reserved is 1"), BAD(p.args.X.shape[1] = 16, "weight", "(5, 16)"),
+        BAD(p.args.X.shape[1] = p.args.weight.shape[1] = 20, "d is 20", "multiple of 8"),
+        BAD(p.args.X.shape[1] = p.args.weight.shape[1] = 0, "d is 0", "multiple of 8"),
+        BAD(p.args.X.dtype = TILEMOE_BFLOAT16;
+            p.args.weight.dtype = TILEMOE_FLOAT16, "weight", "bfloat16 or float32"),
+        BAD(p.args.logits.data = p.args.X.data, "logits", "X", "memory"),
+        BAD(p.args.logits.data = p.args.workspace, "logits", "workspace", "memory")
+  });
+  // Its sizes are the call's own, so a wrong one may show at another tensor.
+  BAD_TENSOR(cases, args.X, .layout = Layout::kRows, .aligned = true, .accepted = kFloats,
+             .free = {"shape["});
+  BAD_TENSOR(cases, args.weight, .layout = Layout::kRows, .aligned = true, .free = {"shape["});
+  BAD_TENSOR(cases, args.bias, .optional = true, .accepted = kFloats);
+  BAD_TENSOR(cases, args.logits, .layout = Layout::kRows, .accepted = kFloats);
+  append_workspace(cases);
+  run_cases(cases);
+}
+
 TEST(RouterArguments, Losses) {
   auto cases = device_cases<Losses>();
   cases.push_back(BAD(p.args.balance_coefficient = NAN, "balance_coefficient"));

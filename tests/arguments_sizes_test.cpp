@@ -286,6 +286,24 @@ TEST(SizeArguments, LossesWorkspace) {
   EXPECT_EQ(bytes, 77u);
 }
 
+TEST(SizeArguments, LogitsWorkspace) {
+  size_t bytes = 77;
+  const auto expect = [&](tilemoe_device device, int64_t T, int64_t E, int64_t d,
+                          tilemoe_dtype weight, const char* words,
+                          tilemoe_status status = TILEMOE_INVALID_ARGUMENT) {
+    expect_refused(tilemoe_router_logits_workspace_bytes(device, T, E, d, weight, &bytes), words,
+                   status);
+  };
+  expect(TILEMOE_CPU, -1, kE, kD, TILEMOE_FLOAT32, "T is -1");
+  expect(TILEMOE_CPU, kT, 0, kD, TILEMOE_FLOAT32, "E is 0");
+  expect(TILEMOE_CPU, kT, kE, 12, TILEMOE_FLOAT32, "d is 12");
+  expect(TILEMOE_CPU, kT, kE, INT64_MAX - 7, TILEMOE_FLOAT32, "d is");
+  expect(TILEMOE_CPU, kT, kE, kD, TILEMOE_INT32, "weight_dtype is int32");
+  expect(tilemoe_device(4), kT, kE, kD, TILEMOE_FLOAT32, "device is 4");
+  expect(TILEMOE_CUDA, kT, kE, kD, TILEMOE_FLOAT32, "CUDA", TILEMOE_UNSUPPORTED);
+  EXPECT_EQ(bytes, 77u);
+}
+
 TEST(SizeArguments, Threads) {
   const int before = tilemoe_num_threads();
   for (int threads : {-1, INT32_MIN, 4097, INT32_MAX})

@@ -85,6 +85,12 @@ void fuzz_sizes(World& world, Choices& choices) {
   check_size(world, tilemoe_route_tokens_workspace_bytes(&spec, any_number(choices), &bytes),
              bytes == 7);
   bytes = 7;
+  check_size(
+      world,
+      tilemoe_router_logits_workspace_bytes(spec.device, spec.T, spec.E, any_number(choices),
+                                            choices.pick({TILEMOE_FLOAT32, TILEMOE_INT32}), &bytes),
+      bytes == 7);
+  bytes = 7;
   check_size(world, tilemoe_router_losses_workspace_bytes(spec.device, spec.T, spec.E, &bytes),
              bytes == 7);
   size_t packed_bytes = 7;
@@ -144,6 +150,7 @@ class Problem {
   void layer();
   void router_backward();
   void losses();
+  void logits();
   void sum_rows();
 
  private:
@@ -620,6 +627,28 @@ void Problem::losses() {
   call.run([&] { return tilemoe_router_losses(&args); });
 }
 
+void Problem::logits() {
+  Call call(world_, choices_, "tilemoe_router_logits");
+  tilemoe_router_logits_args args{};
+  args.struct_size = sizeof args;
+  const int64_t T = choices_.between(0, 8), E = choices_.between(1, 9);
+  const int64_t d = 8 * choices_.between(1, 3);
+  const tilemoe_dtype dtype = any_float(choices_);
+  const tilemoe_dtype of_weight = choices_.one_in(2) ? dtype : TILEMOE_FLOAT32;
+  call.input(args.X, dtype, {T, d}, Layout::kRows, true);
+  call.input(args.weight, of_weight, {E, d}, Layout::kRows, true);
+  if (choices_.one_in(2)) call.input(args.bias, any_float(choices_), {E});
+  call.output(args.logits, any_float(choices_), {T, E}, Layout::kRows);
+  call.may_overflow();
+  size_t needed = 0;
+  check(tilemoe_router_logits_workspace_bytes(TILEMOE_CPU, T, E, d, of_weight, &needed));
+  call.workspace(args.workspace, args.workspace_bytes, needed);
+  call.hazard([&args] { args.reserved = 3; });
+  call.hazard([&args] { args.device = static_cast<tilemoe_device>(7); });
+  struct_size_hazard(call, args.struct_size);
+  call.run([&] { return tilemoe_router_logits(&args); });
+}
+
 // Every source is one array that ends before an inaccessible page.
 void Problem::sum_rows() {
   Call call(world_, choices_, "tilemoe_sum_rows");
@@ -677,6 +706,7 @@ void fuzz(World& world, const uint8_t* data, size_t size) {
     Problem problem(world, choices);
     problem.choose();
     problem.losses();
+    problem.logits();
     problem.sum_rows();
     if (!problem.build_routing()) continue;
     problem.layer();

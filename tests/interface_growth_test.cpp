@@ -175,7 +175,7 @@ using Bind = SizesOf<3>;
 
 TEST(InterfaceGrowth, OlderAndNewerCallersGetTheSame) {
   expect_growth<AnyTopK>(), expect_growth<TopKScores>(), expect_growth<Losses>();
-  expect_growth<AnyRouterBackward>(), expect_growth<SumRows>();
+  expect_growth<AnyRouterBackward>(), expect_growth<SumRows>(), expect_growth<Logits>();
   expect_growth<Dequantizing>();
   expect_growth<RouteTopK>(), expect_growth<AnyTokens>(), expect_growth<RouteGeneral>();
   expect_growth<AnyRouting>(), expect_growth<RouteGrouped>();
@@ -215,6 +215,7 @@ TEST(InterfaceGrowth, EachStructIsChecked) {
   expect_checked_args<AnyTopK>(), expect_checked_args<TopKScores>();
   expect_checked_args<Losses>(), expect_checked_args<AnyRouterBackward>();
   expect_checked_args<SumRows>(), expect_checked_args<RouteTopK>();
+  expect_checked_args<Logits>();
   expect_checked_args<Dequantizing>();
   expect_checked_args<AnyTokens>(), expect_checked_args<RouteGeneral>();
   expect_checked_args<AnyRouting>(), expect_checked_args<RouteGrouped>();

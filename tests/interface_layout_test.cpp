@@ -76,6 +76,9 @@ std::vector<Layout> layouts() {
              FIELD(n_group, 8), FIELD(topk_group, 8), FIELD(group_score, 4),
              FIELD(routed_scaling_factor, 4), FIELD(workspace, 8), FIELD(workspace_bytes, 8),
              FIELD(stream, 8)),
+      STRUCT(tilemoe_router_logits_args, 296, 288, FIELD(struct_size, 8), FIELD(device, 4),
+             FIELD(reserved, 4), FIELD(X, 64), FIELD(weight, 64), FIELD(bias, 64),
+             FIELD(logits, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8)),
       STRUCT(tilemoe_route_general_args, 224, 216, FIELD(struct_size, 8), FIELD(tokens, 64),
              FIELD(experts, 64), FIELD(scores, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8),
              FIELD(stream, 8)),
@@ -138,6 +141,24 @@ std::vector<Layout> layouts() {
              FIELD(ds, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8),
              FIELD(block_turns, 4), FIELD(dry_run, 4), FIELD(part, 8), FIELD(lora, 8),
              FIELD(dlora, 8), FIELD(quantized, 8)),
+      STRUCT(tilemoe_gathered_mm_args, 304, 296, FIELD(struct_size, 8), FIELD(routing, 8),
+             FIELD(X, 64), FIELD(W, 64), FIELD(b, 64), FIELD(H, 64), FIELD(workspace, 8),
+             FIELD(workspace_bytes, 8), FIELD(stream, 8), FIELD(block_turns, 4),
+             FIELD(reserved, 4)),
+      STRUCT(tilemoe_gathered_mm_backward_args, 496, 488, FIELD(struct_size, 8), FIELD(routing, 8),
+             FIELD(X, 64), FIELD(W, 64), FIELD(dH, 64), FIELD(dX, 64), FIELD(addend, 64),
+             FIELD(dW, 64), FIELD(db, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8),
+             FIELD(stream, 8), FIELD(block_turns, 4), FIELD(accumulate, 4)),
+      STRUCT(tilemoe_combine_mm_args, 368, 360, FIELD(struct_size, 8), FIELD(routing, 8),
+             FIELD(A, 64), FIELD(W, 64), FIELD(b, 64), FIELD(O, 64), FIELD(addend, 64),
+             FIELD(workspace, 8), FIELD(workspace_bytes, 8), FIELD(stream, 8),
+             FIELD(block_turns, 4), FIELD(reserved, 4)),
+      STRUCT(tilemoe_combine_mm_backward_args, 560, 552, FIELD(struct_size, 8), FIELD(routing, 8),
+             FIELD(A, 64), FIELD(W, 64), FIELD(b, 64), FIELD(dO, 64), FIELD(dA, 64), FIELD(ds, 64),
+             FIELD(dW, 64), FIELD(db, 64), FIELD(workspace, 8), FIELD(workspace_bytes, 8),
+             FIELD(stream, 8), FIELD(block_turns, 4), FIELD(accumulate, 4)),
+      STRUCT(tilemoe_mm_workspace_query, 32, 28, FIELD(struct_size, 8), FIELD(experts, 8),
+             FIELD(routing, 8), FIELD(mm, 4), FIELD(gradients, 4)),
   };
 }
 
@@ -215,6 +236,8 @@ TEST(InterfaceLayout, NumbersOfEnums) {
   EXPECT_EQ(TILEMOE_BACKWARD_FIRST, 2);
   EXPECT_EQ(TILEMOE_BACKWARD_REST, 3);
   EXPECT_EQ(TILEMOE_SAVED_DH_OVER_H, 2);
+  EXPECT_EQ(TILEMOE_COMBINE_MM_BACKWARD, 3);
+  EXPECT_EQ(TILEMOE_GRADIENT_A, 1024);
   EXPECT_EQ(TILEMOE_GRADIENT_B2, 128);
   EXPECT_EQ(TILEMOE_GRADIENT_LORA_1, 256);
   EXPECT_EQ(TILEMOE_GRADIENT_LORA_2, 512);

@@ -95,6 +95,17 @@ TEST_P(LayerModes, PartsGiveTheBitsOfOne) {
   expect_the_bits_of_one_call(GetParam(), &Case::in_parts, host_memory());
 }
 
+TEST(LayerModesOfGemms, TheGemmsApartGiveTheBitsOfALayerWithTheIdentity) {
+  for (const char* name : {"mm", "mm-transposed", "mm-column-blocks", "mm-spare-capacity",
+                           "mm-over-capacity", "mm-general", "mm-grouped"})
+    for (const char* dtype : {"/float32", "/bfloat16", "/float16"}) {
+      Case one = named_case((std::string(name) + dtype).c_str());
+      ASSERT_TRUE(one.gemms_apart);
+      one.gemms_apart = false;
+      expect_the_bits_of_one_call(one, &Case::gemms_apart, host_memory());
+    }
+}
+
 TEST_P(LayerModes, APartWritesItsOwnTokensAlone) {
   if (GetParam().routing == RoutingKind::kGrouped) return;
   const std::vector<float> all = run(GetParam())[kO];

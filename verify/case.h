@@ -81,6 +81,7 @@ struct Case {
   bool dH_over_H = false;
   bool in_two_calls = false;  // backward: the outputs that need dO, then the rest; addend in dX
   bool in_parts = false;      // parts of the tokens, one of them empty, not in their order
+  bool gemms_apart = false;   // gathered_mm and combine_mm; the activation is the identity
   int32_t column_blocks = 0;  // of Y and dX~
   Gradients wanted = {};
 

@@ -106,6 +106,7 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
   dweights_.emplace(case_, case_.dW_dtype(), parts, memory);
   for (const auto& [name, tensor] : dweights_->tensors())
     outputs_.push_back({std::string("d") + name, tensor});
+  if (case_.gemms_apart) mm_.emplace(experts_, spec_, memory);
   dlora_.emplace(case_, case_.dW_dtype(),
                  LoraTensors::Parts{.lora_1 = wants.lora_1, .lora_2 = wants.lora_2}, memory);
   for (const auto& [name, tensor] : dlora_->tensors())
@@ -241,6 +242,7 @@ Parts Problem::parts() const {
 
 void Problem::forward() {
   ForwardArgs args = forward_args();
+  if (mm_) return mm_->forward(args, *H_);
   if (!case_.in_parts) return experts_.forward(args);
   const Parts cut = parts();
   for (const tilemoe_part& part : cut.in_order({2, 1, 0, 3})) {
@@ -258,6 +260,7 @@ void Problem::infer() {
 }
 
 void Problem::backward() {
+  if (mm_) return mm_->backward(backward_args());
   if (case_.dH_over_H && H_of_forward_.empty()) H_of_forward_ = read_H();
   if (case_.in_parts) {
     BackwardArgs args = backward_args();
@@ -408,6 +411,7 @@ std::vector<std::string> Problem::damage() {
   if (case_.lora.any() && packed_memory_.fingerprint() != packed_fingerprint_)
     lines.emplace_back("the packed adapters were changed");
   for (const std::string& line : quantized_.damage()) lines.push_back(line);
+  if (mm_) lines.insert(lines.end(), mm_->damage().begin(), mm_->damage().end());
   check("routing", &routing_memory_);
   check("workspace of the routing", routing_workspace_.get());
   check("workspace of forward", forward_workspace_.get());

@@ -10,6 +10,7 @@
 #include "inputs.h"
 #include "lora_tensors.h"
 #include "memory.h"
+#include "mm_calls.h"
 #include "parts.h"
 #include "quantized_tensors.h"
 #include "reference.h"
@@ -119,6 +120,7 @@ class Problem {
   GuardedBuffer routing_memory_;
   std::optional<Routing> routing_;
   Saved saved_;
+  std::optional<MmCalls> mm_;  // of a case with gemms_apart
   std::unique_ptr<GuardedBuffer> routing_workspace_, forward_workspace_, backward_workspace_;
 };
 

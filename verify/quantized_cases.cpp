@@ -62,6 +62,22 @@ std::vector<Case> quantized_cases() {
              formats(c, Format::kNf4Double, Format::kNf4), transpose(c);
              c.activation = Activation::kReLUSquared, c.weight_blocks = 2;
            }),
+      // Rows that are whole blocks: a GEMM of forward may read the codes itself.
+      vary("nf4-whole-blocks", shape,
+           [&](Case& c) {
+             formats(c, Format::kNf4, Format::kNf4), adapt(c);
+             c.d = 128, c.n = 64, c.biases = c.reduced = true;
+           }),
+      vary("nf4-double-whole-blocks", shape,
+           [&](Case& c) {
+             formats(c, Format::kNf4Double, Format::kNf4Double);
+             c.gate_layout = GateLayout::kSplit, c.d = 192, c.n = 128, c.column_blocks = 3;
+           }),
+      vary("plain-codes", shape,
+           [&](Case& c) {
+             formats(c, Format::kMxfp4, Format::kFp8), adapt(c);
+             c.activation = Activation::kReLUSquared, c.load = Load::kHalfEmpty;
+           }),
       vary("nvfp4", shape, [&](Case& c) { formats(c, Format::kNvfp4, Format::kNvfp4), adapt(c); }),
       vary("nvfp4-split-transposed", shape,
            [&](Case& c) {

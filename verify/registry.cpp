@@ -224,6 +224,43 @@ std::vector<Case> gradient_cases() {
   };
 }
 
+// gathered_mm and combine_mm, with the identity between them.
+std::vector<Case> mm_cases() {
+  const Case shape{.T = 145,
+                   .d = 88,
+                   .n = 72,
+                   .E = 7,
+                   .K = 3,
+                   .activation = Activation::kIdentity,
+                   .biases = true,
+                   .gemms_apart = true};
+  return {
+      vary("mm", shape, [](Case& c) { c.addend = c.reduced = true; }),
+      vary("mm-transposed", shape,
+           [](Case& c) {
+             c.W1_transposed = c.W2_transposed = c.padded = c.reduced = true;
+             c.accumulate_dW = c.float32_dW = true;
+           }),
+      vary("mm-column-blocks", shape,
+           [](Case& c) { c.d = 200, c.column_blocks = 3, c.addend = true, c.biases = false; }),
+      vary("mm-spare-capacity", shape, [](Case& c) { c.capacity = 503, c.bad_ids = true; }),
+      vary("mm-over-capacity", shape, [](Case& c) { c.capacity = 401, c.load = Load::kHalfEmpty; }),
+      vary("mm-no-token", shape, [](Case& c) { c.T = 0; }),
+      vary("mm-general", shape,
+           [](Case& c) { c.routing = RoutingKind::kGeneral, c.bad_ids = true; }),
+      vary("mm-grouped", shape,
+           [](Case& c) {
+             c.routing = RoutingKind::kGrouped;
+             c.T = c.K = 0, c.counts = {0, 65, 1, 129, 0, 16, 33}, c.spare_rows = 21;
+             c.addend = c.reduced = true;
+           }),
+      vary("mm-frozen", shape,
+           [](Case& c) { c.wanted.dW1 = c.wanted.dW2 = c.wanted.db1 = c.wanted.db2 = false; }),
+      vary("mm-second-alone", shape,
+           [](Case& c) { c.wanted.dX = c.wanted.dW1 = c.wanted.db1 = false; }),
+  };
+}
+
 // Cases whose bits a simulation of a GPU must reproduce (verify/digest.h). Scores are given, since
 // those of top-K result from approximate instructions; and the weight gradients are float32, which
 // shows every bit of a sum.
@@ -309,7 +346,7 @@ std::vector<Case> make_all_verification_cases() {
   std::vector<Case> cases;
   for (const auto& group :
        {activation_cases(), size_cases(), layout_cases(), top_k_cases(), other_routing_cases(),
-        gradient_cases(), calibration_cases(), lora_cases(), quantized_cases()})
+        gradient_cases(), mm_cases(), calibration_cases(), lora_cases(), quantized_cases()})
     for (const Case& one : group)
       for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
         cases.push_back(one);

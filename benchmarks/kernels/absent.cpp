@@ -22,6 +22,9 @@ void add_cuda_versions(Values&) {}
 bool compare_configurations(const Request&, Report&) {
   refuse();
 }
+void time_codes(const Request&, Report&) {
+  refuse();
+}
 void time_gemms(const Request&, Report&) {
   refuse();
 }

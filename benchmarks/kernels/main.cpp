@@ -40,7 +40,7 @@ struct Options {
   std::vector<std::string> layers;
   std::vector<int64_t> tokens;
   int rounds = 15;
-  bool configurations = false, gemm = false, routing = false, list = false;
+  bool configurations = false, gemm = false, routing = false, codes = false, list = false;
   std::string pass = "both", dtype = "case", load = "case", rounding = "case", weights = "plain";
   bool biases = false, dH_over_H = false;
   int32_t column_blocks = 0, weight_blocks = 0, lora_rank = 0;
@@ -151,8 +151,10 @@ int run(const Options& options) {
   }
   for (const std::string& name : options.layers) static_cast<void>(find_layer(name));
   const Device device = options.where.select();
-  const char* const mode = options.configurations ? "--configurations" : "--gemm";
-  if (device == Device::kCpu && (options.configurations || options.gemm))
+  const char* const mode = options.configurations ? "--configurations"
+                           : options.codes        ? "--codes"
+                                                  : "--gemm";
+  if (device == Device::kCpu && (options.configurations || options.gemm || options.codes))
     throw std::runtime_error(std::string(mode) + " needs a GPU: " + why_no_layer(Device::kCuda));
   const Request request{.device = device,
                         .layers = chosen_layers(options, device),
@@ -169,6 +171,8 @@ int run(const Options& options) {
     status = compare_configurations(request, report) ? kDone : kFailed;
   else if (options.gemm)
     time_gemms(request, report);
+  else if (options.codes)
+    time_codes(request, report);
   else if (options.routing)
     time_routing(request, report);
   else
@@ -192,6 +196,12 @@ void add_options(CLI::App& app, Options& options) {
                              ->excludes(configurations)
                              ->excludes(gemm);
   gemm->excludes(configurations);
+  app.add_flag("--codes", options.codes,
+               "Forward of quantised layers, with GEMMs that read codes, with GEMMs that read "
+               "dequantised values, and of the layer in 16 bits, interleaved")
+      ->excludes(configurations)
+      ->excludes(gemm)
+      ->excludes(routing);
   app.add_flag("--list", options.list, "List the layers and do nothing else");
   options.where.add_to(app);
   app.add_option("--tokens", options.tokens, "Numbers of tokens, in place of each layer's own")

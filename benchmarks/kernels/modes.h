@@ -23,6 +23,8 @@ void time_routing(const Request& request, Report& report);
 // On a GPU: every tile configuration of the GEMMs that have several, and the cost model's pick.
 // False if a pick takes over 3 % longer than the fastest.
 bool compare_configurations(const Request& request, Report& report);
+// On a GPU: forward of quantised layers, with GEMMs that read codes and without.
+void time_codes(const Request& request, Report& report);
 // On a GPU: GEMMs without anything around them, by mma.sync and wgmma; and the layers' GEMMs by
 // cuBLASLt, as dense ones.
 void time_gemms(const Request& request, Report& report);

@@ -11,6 +11,8 @@
 namespace tilemoe_torch {
 
 // router.cpp
+Tensor router_logits(const Tensor& X, const Tensor& weight, const MaybeTensor& bias,
+                     ScalarType dtype);
 std::tuple<Tensor, Tensor, Tensor> top_k(const Tensor& logits, const MaybeTensor& selection_bias,
                                          const std::vector<int64_t>& rule,
                                          double routed_scaling_factor, ScalarType ids_dtype);
@@ -110,6 +112,18 @@ std::vector<Tensor> experts_lora_backward_over_H(
 // quantized.cpp
 Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,
                   ScalarType dtype);
+
+// mm.cpp
+Tensor gathered_mm(const Tensor& X, const Tensor& routing, const Tensor& W, const MaybeTensor& b,
+                   int64_t capacity, int64_t kind, int64_t K);
+std::vector<Tensor> gathered_mm_backward(const Tensor& dH, const Tensor& X, const Tensor& routing,
+                                         const Tensor& W, int64_t kind, int64_t K, int64_t wanted);
+Tensor combine_mm(const Tensor& A, const MaybeTensor& scores, const Tensor& routing,
+                  const Tensor& W, const MaybeTensor& b, const MaybeTensor& addend, int64_t T,
+                  int64_t kind, int64_t K);
+std::vector<Tensor> combine_mm_backward(const Tensor& dO, const Tensor& A, const Tensor& routing,
+                                        const Tensor& W, const MaybeTensor& b, int64_t kind,
+                                        int64_t K, int64_t wanted);
 
 // rows.cpp
 void sum_rows(const std::vector<int64_t>& sources, int64_t source_rows, const Tensor& place,

@@ -10,6 +10,7 @@ namespace tilemoe_torch {
 // The same functions serve every dispatch key: only the Call that is linked differs.
 inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("top_k", TORCH_BOX(&top_k));
+  m.impl("router_logits", TORCH_BOX(&router_logits));
   m.impl("scores_at", TORCH_BOX(&scores_at));
   m.impl("top_k_backward", TORCH_BOX(&top_k_backward));
   m.impl("route_logits", TORCH_BOX(&route_logits));
@@ -34,6 +35,10 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("router_backward", TORCH_BOX(&router_backward));
   m.impl("router_losses", TORCH_BOX(&router_losses));
   m.impl("router_losses_backward", TORCH_BOX(&router_losses_backward));
+  m.impl("gathered_mm", TORCH_BOX(&gathered_mm));
+  m.impl("gathered_mm_backward", TORCH_BOX(&gathered_mm_backward));
+  m.impl("combine_mm", TORCH_BOX(&combine_mm));
+  m.impl("combine_mm_backward", TORCH_BOX(&combine_mm_backward));
   m.impl("sum_rows", TORCH_BOX(&sum_rows));
   m.impl("device_description", TORCH_BOX(&device_description));
   m.impl("verification_cases", TORCH_BOX(&verification_cases));

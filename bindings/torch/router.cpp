@@ -142,6 +142,31 @@ Tensor router_backward(const Tensor& ds, const Tensor& routing, const MaybeTenso
                          routed_scaling_factor, dtype);
 }
 
+Tensor router_logits(const Tensor& X, const Tensor& weight, const MaybeTensor& bias,
+                     ScalarType dtype) {
+  const Call call({{"X", X}, {"weight", weight}, {"bias", bias}});
+  check_dims("X", X, 2, "(T, d)");
+  check_dims("weight", weight, 2, "(E, d)");
+  const Tensor rows = dense_rows_on_16(X), dense_weight = dense_rows_on_16(weight);
+  const MaybeTensor dense_bias = bias ? MaybeTensor(dense(*bias)) : MaybeTensor();
+  const int64_t T = X.size(0), d = X.size(1), E = weight.size(0);
+  const Tensor logits = call.empty({T, E}, dtype);
+  tilemoe_router_logits_args args{};
+  args.struct_size = sizeof args;
+  args.device = call.device();
+  args.X = call.view("X", rows);
+  args.weight = call.view("weight", dense_weight);
+  args.bias = call.view("bias", dense_bias);
+  args.logits = call.view("logits", logits);
+  check(tilemoe_router_logits_workspace_bytes(args.device, T, E, d, args.weight.dtype,
+                                              &args.workspace_bytes));
+  const Tensor workspace = call.bytes(args.workspace_bytes);
+  args.workspace = workspace.data_ptr();
+  args.stream = call.stream();
+  check(tilemoe_router_logits(&args));
+  return logits;
+}
+
 Tensor router_losses(const Tensor& logits, const Tensor& expert_counts) {
   const Call call({{"logits", logits}, {"expert_counts", expert_counts}});
   LossesArgs losses_args(call, logits, expert_counts);

@@ -72,6 +72,10 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "top_k_backward(Tensor dscores, Tensor ids, Tensor scores, Tensor? logits, int E, "
       "int scoring, float routed_scaling_factor, ScalarType dtype) -> Tensor");
 
+  // X (T, d), weight (E, d), bias (E) -> logits (T, E) of `dtype`, in one order of the sum for
+  // every T
+  m.def("router_logits(Tensor X, Tensor weight, Tensor? bias, ScalarType dtype) -> Tensor");
+
   // 10000 * major + 100 * minor + patch
   m.def("version() -> int");
   // The options in the lists `rule`, `numbers` after the rule, and `reals` (options.inc).
@@ -208,6 +212,25 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   m.def(
       "router_losses_backward(Tensor logits, Tensor expert_counts, float balance_coefficient, "
       "float z_coefficient) -> Tensor");
+
+  // One GEMM of the layer (tilemoe_gathered_mm, tilemoe_combine_mm). kind and K are those of the
+  // routing. X (T, d), or the grouped entry's rows; W (E, n, d), b (E, n) -> H (capacity, n).
+  m.def(
+      "gathered_mm(Tensor X, Tensor routing, Tensor W, Tensor? b, SymInt capacity, int kind, "
+      "int K) -> Tensor");
+  // The gradients whose bit is in `wanted`: 1 dX, 2 dW, 4 db.
+  m.def(
+      "gathered_mm_backward(Tensor dH, Tensor X, Tensor routing, Tensor W, int kind, int K, "
+      "int wanted) -> Tensor[]");
+  // A (capacity, n), W (E, d, n), b (E, d) -> O (T, d); T: the rows of the grouped entry, too.
+  // `scores` is not read: autograd passes its gradient back.
+  m.def(
+      "combine_mm(Tensor A, Tensor? scores, Tensor routing, Tensor W, Tensor? b, Tensor? addend, "
+      "SymInt T, int kind, int K) -> Tensor");
+  // The gradients whose bit is in `wanted`: 1 dA, 2 ds, 4 dW, 8 db.
+  m.def(
+      "combine_mm_backward(Tensor dO, Tensor A, Tensor routing, Tensor W, Tensor? b, int kind, "
+      "int K, int wanted) -> Tensor[]");
 
   // out (rows, d) = addend + the sum of the rows in place (rows, P) int32 of `sources`: addresses
   // of arrays (source_rows, d), which may be in other GPUs' memory. Row r of source s is

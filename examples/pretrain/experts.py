@@ -40,8 +40,8 @@ class Peer(Experts):
             logits, options.K, scoring=options.scoring, selection_bias=selection_bias
         )
         out, counts = self.compute(x, scores, ids)
-        none = counts.new_zeros(())
-        return out, tilemoe.Aux(counts, *[none] * (len(tilemoe.Aux._fields) - 1))
+        none = [counts.new_zeros(())] * (len(tilemoe.Aux._fields) - 3)
+        return out, tilemoe.Aux(counts, *none, ids=ids, scores=scores.detach())
 
     def compute(self, x, scores, ids):
         """x (T, d), scores and ids (T, K) -> O (T, d), how often each expert was chosen (E)."""

@@ -19,6 +19,7 @@ from head import LinearCrossEntropy, cross_entropy
 from renormalized import Renormalized
 
 ROTARY_BASE = 10000.0
+_UNREAD = ("ids", "scores")  # of an aux: not kept for a whole model
 RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps its input alone
 
 
@@ -153,13 +154,14 @@ class Block(nn.Module):
         self.shared = SharedExpert(c.d, c.shared) if c.shared else None
 
     def forward(self, x, cos, sin, seed, offset, cache=None):
-        """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), the layer's aux."""
+        """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), the layer's aux
+        without ids and scores."""
         x = x + self.attention(self.attention_norm(x), cos, sin, cache)
         h = self.moe_norm(x)
         out, aux = self.moe(h, seed=seed, offset=offset)
         if self.shared is not None:
             out = out + self.shared(h)
-        return x + out, *aux
+        return x + out, *aux[: -len(_UNREAD)]
 
 
 class Transformer(nn.Module):
@@ -213,7 +215,7 @@ class Transformer(nn.Module):
 
     def states(self, inputs, offset=0, caches=None):
         """inputs (B, S) -> the residual stream after the blocks (B, S, d), the layers' MoEAux,
-        stacked."""
+        stacked, with empty ids and scores."""
         x = self.embedding(inputs)  # (B, S, d)
         caches = caches or [None] * self.c.layers
         first = 0 if caches[0] is None else caches[0].length
@@ -230,7 +232,8 @@ class Transformer(nn.Module):
             else:
                 x, *rest = block(*args, caches[i])
             layers.append(rest)
-        return x, tilemoe.MoEAux(*(torch.stack(kind) for kind in zip(*layers)))
+        unread = dict.fromkeys(_UNREAD, x.new_empty(0))
+        return x, tilemoe.MoEAux(*(torch.stack(kind) for kind in zip(*layers)), **unread)
 
     @property
     def output_weight(self):

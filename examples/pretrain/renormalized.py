@@ -49,4 +49,7 @@ class Renormalized(Experts):
         count = lambda pairs: pairs.sum(dtype=torch.int32)
         counts = chose.sum(0, dtype=torch.int32), count(chose & ~got), count(got & ~chose)
         none = torch.zeros_like(aux.skipped)
-        return out, tilemoe.Aux(*counts, skipped=none, without=aux.without, overflow=none)
+        scores, ids = tilemoe.top_k(logits.detach(), options.K)
+        return out, tilemoe.Aux(
+            *counts, skipped=none, without=aux.without, overflow=none, ids=ids, scores=scores
+        )

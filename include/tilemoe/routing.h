@@ -182,6 +182,35 @@ class Routing : public tilemoe_routing {
   int64_t capacity() const { return spec.capacity; }
 };
 
+inline size_t router_logits_workspace_bytes(Device device, int64_t T, int64_t E, int64_t d,
+                                            DType weight_dtype) {
+  size_t size = 0;
+  check(tilemoe_router_logits_workspace_bytes(to_c(device), T, E, d, to_c(weight_dtype), &size));
+  return size;
+}
+
+// X (T, d), weight (E, d) -> logits (T, E), in one order of the sum.
+struct RouterLogits {
+  Required<Device> device;
+  ConstTensor X;
+  ConstTensor weight;
+  ConstTensor bias = {};  // (E); optional
+  Tensor logits;          // out
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  void* stream = nullptr;
+};
+inline void router_logits(const RouterLogits& given) {
+  tilemoe_router_logits_args args{};
+  args.struct_size = sizeof args;
+  args.device = to_c(given.device);
+  args.X = given.X, args.weight = given.weight, args.bias = given.bias;
+  args.logits = given.logits;
+  args.workspace = given.workspace, args.workspace_bytes = given.workspace_bytes;
+  args.stream = given.stream;
+  check(tilemoe_router_logits(&args));
+}
+
 // logits (T, E) -> ids (T, K), scores (T, K), expert_counts (E).
 struct TopK {
   Required<Device> device;

@@ -314,6 +314,32 @@ typedef struct tilemoe_top_k_scores_args {
 } tilemoe_top_k_scores_args;
 TILEMOE_API tilemoe_status tilemoe_top_k_scores(const tilemoe_top_k_scores_args* args);
 
+/* The logits of a router in one order of the sum: logits = X weight^T + bias, in float32, rounded
+ * once. The bits of a token's logits depend on neither T, nor its place in the batch, nor the other
+ * tokens: a rollout of one token and a training batch choose the same experts. They may differ
+ * between devices (docs/mathematics.md).
+ *
+ * CUDA: X is bfloat16 or float16. A float32 weight is computed as a sum of three bfloat16 terms,
+ * each the rounding of what is left by those before it, and X then is bfloat16. Any other
+ * combination is TILEMOE_UNSUPPORTED. */
+typedef struct tilemoe_router_logits_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  int32_t reserved;
+  tilemoe_tensor X;       /* (T, d) float32, bfloat16 or float16; d a multiple of 8 */
+  tilemoe_tensor weight;  /* (E, d) X's dtype or float32 */
+  tilemoe_tensor bias;    /* (E) float32, bfloat16 or float16; optional */
+  tilemoe_tensor logits;  /* out (T, E) float32, bfloat16 or float16 */
+  void* workspace;        /* of any contents */
+  size_t workspace_bytes; /* at least tilemoe_router_logits_workspace_bytes(...) */
+  void* stream;
+} tilemoe_router_logits_args;
+TILEMOE_API tilemoe_status tilemoe_router_logits_workspace_bytes(tilemoe_device device, int64_t T,
+                                                                 int64_t E, int64_t d,
+                                                                 tilemoe_dtype weight_dtype,
+                                                                 size_t* bytes);
+TILEMOE_API tilemoe_status tilemoe_router_logits(const tilemoe_router_logits_args* args);
+
 /* Builds a routing of kind TOP_K from chosen ids and scores. Rows of an expert stand in the order
  * of pairs. Ids outside [0, E) are skipped. ids (T, K) int32 or int64; scores (T, K) float32,
  * bfloat16 or float16. */
@@ -772,7 +798,8 @@ enum {
   TILEMOE_GRADIENT_B1_UP = 64,
   TILEMOE_GRADIENT_B2 = 128,
   TILEMOE_GRADIENT_LORA_1 = 256, /* of A1, B1, A1_up and B1_up */
-  TILEMOE_GRADIENT_LORA_2 = 512  /* of A2 and B2 */
+  TILEMOE_GRADIENT_LORA_2 = 512, /* of A2 and B2 */
+  TILEMOE_GRADIENT_A = 1024      /* dA of tilemoe_combine_mm_backward alone */
 };
 
 typedef struct tilemoe_workspace_query {
@@ -884,6 +911,116 @@ typedef struct tilemoe_backward_args {
 } tilemoe_backward_args;
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,
                                             const tilemoe_backward_args* args);
+
+/* ------------------------------------------------- the GEMMs of the layer, one by one
+ *
+ * For activations that tilemoe_activation lacks: the caller computes A from H between two calls.
+ *
+ *   gathered_mm  H_r = W_e X_t + b_e for each row r of an expert e, t the row's token
+ *   combine_mm   O_t = addend_t + sum over the token's pairs of s * (W_e A_r + b_e)
+ *
+ * They run the steps of the layer with TILEMOE_IDENTITY: H has the bits of the layer's H, and with
+ * A = H the results and gradients have the bits of such a layer. `experts` has the activation
+ * TILEMOE_IDENTITY, no adapters and no quantised weights; n is the width of H, or that of A: the
+ * two calls may differ in it. H, A and their gradients are contiguous. Their rows from M on, the
+ * sum of all f_e, have no token: those of H and of dA are set to zero, those of A and of dH are not
+ * read. */
+
+/* Forward of gathered_mm. */
+typedef struct tilemoe_gathered_mm_args {
+  uint64_t struct_size;
+  const tilemoe_routing* routing;
+  tilemoe_tensor X; /* (T, d); grouped: (capacity, d) */
+  tilemoe_tensor W; /* (E, n, d), with stride 1 on d or on n */
+  tilemoe_tensor b; /* (E, n); optional */
+  tilemoe_tensor H; /* out (capacity, n) */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+  int32_t block_turns; /* as in tilemoe_forward_args */
+  int32_t reserved;
+} tilemoe_gathered_mm_args;
+TILEMOE_API tilemoe_status tilemoe_gathered_mm(const tilemoe_experts* experts,
+                                               const tilemoe_gathered_mm_args* args);
+
+/* Its gradients. An absent output is not computed. dX may be the addend itself, with its strides. */
+typedef struct tilemoe_gathered_mm_backward_args {
+  uint64_t struct_size;
+  const tilemoe_routing* routing;
+  tilemoe_tensor X; /* as in forward */
+  tilemoe_tensor W;
+  tilemoe_tensor dH;     /* (capacity, n) */
+  tilemoe_tensor dX;     /* out, X's shape */
+  tilemoe_tensor addend; /* added to dX; X's shape; optional */
+  tilemoe_tensor dW;     /* out, W's shape, in its dtype or float32, either major */
+  tilemoe_tensor db;     /* out (E, n), the same */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+  int32_t block_turns;
+  int32_t accumulate; /* dW and db: 0 written, 1 added to */
+} tilemoe_gathered_mm_backward_args;
+TILEMOE_API tilemoe_status tilemoe_gathered_mm_backward(
+    const tilemoe_experts* experts, const tilemoe_gathered_mm_backward_args* args);
+
+/* Forward of combine_mm. Grouped: O_r = addend_r + s_r * (...), rows from M on are zero. */
+typedef struct tilemoe_combine_mm_args {
+  uint64_t struct_size;
+  const tilemoe_routing* routing;
+  tilemoe_tensor A;      /* (capacity, n) */
+  tilemoe_tensor W;      /* (E, d, n), with stride 1 on n or on d */
+  tilemoe_tensor b;      /* (E, d); optional */
+  tilemoe_tensor O;      /* out (T, d); grouped: (capacity, d) */
+  tilemoe_tensor addend; /* O's shape; may be O itself, with its strides; optional */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+  int32_t block_turns;
+  int32_t reserved;
+} tilemoe_combine_mm_args;
+TILEMOE_API tilemoe_status tilemoe_combine_mm(const tilemoe_experts* experts,
+                                              const tilemoe_combine_mm_args* args);
+
+/* Its gradients. An absent output is not computed. */
+typedef struct tilemoe_combine_mm_backward_args {
+  uint64_t struct_size;
+  const tilemoe_routing* routing;
+  tilemoe_tensor A; /* as in forward */
+  tilemoe_tensor W;
+  tilemoe_tensor b;  /* as in forward: ds depends on it; optional */
+  tilemoe_tensor dO; /* O's shape */
+  tilemoe_tensor dA; /* out (capacity, n): s included */
+  tilemoe_tensor ds; /* out (pairs) float32; (T, K) is accepted for top-K. Skipped pairs get 0 */
+  tilemoe_tensor dW; /* out, W's shape, in its dtype or float32, either major */
+  tilemoe_tensor db; /* out (E, d), the same */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+  int32_t block_turns;
+  int32_t accumulate; /* dW and db: 0 written, 1 added to */
+} tilemoe_combine_mm_backward_args;
+TILEMOE_API tilemoe_status tilemoe_combine_mm_backward(
+    const tilemoe_experts* experts, const tilemoe_combine_mm_backward_args* args);
+
+typedef enum tilemoe_mm TILEMOE_INT {
+  TILEMOE_GATHERED_MM = 0,
+  TILEMOE_GATHERED_MM_BACKWARD = 1,
+  TILEMOE_COMBINE_MM = 2,
+  TILEMOE_COMBINE_MM_BACKWARD = 3
+} tilemoe_mm;
+
+typedef struct tilemoe_mm_workspace_query {
+  uint64_t struct_size;
+  const tilemoe_experts* experts;
+  const tilemoe_routing_spec* routing;
+  tilemoe_mm mm;
+  uint32_t gradients; /* of a backward, those that may be requested, and 0: all that it has. Of
+                         gathered_mm: TILEMOE_GRADIENT_X, _W1 and _B1; of combine_mm: _A, which
+                         is dA, _S, _W2 and _B2 */
+} tilemoe_mm_workspace_query;
+/* Workspace of one of these calls, as tilemoe_workspace_bytes() is of a pass. */
+TILEMOE_API tilemoe_status tilemoe_mm_workspace_bytes(const tilemoe_mm_workspace_query* query,
+                                                      size_t* bytes);
 
 #ifdef __cplusplus
 }

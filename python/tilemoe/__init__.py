@@ -19,12 +19,21 @@ if _TYPE_CHECKING:
     from ._library import VERSION as __version__
     from ._library import set_block_turns, set_ctas_per_sm
     from .functional import WeightGradients, grouped_experts, moe, moe_general
+    from .gemms import Routing, combine_mm, gathered_mm, route, route_ids, route_pairs, route_rows
     from .integrations.from_modules import from_modules
     from .lora import LoRA
     from .module import MoE, MoEAux
     from .quantization import QuantizedExperts, quantize_experts
     from .quantized_modules import quantize_
-    from .routing import Aux, rounded_router, router_losses, scores_at, top_k, topk_router
+    from .routing import (
+        Aux,
+        rounded_router,
+        router_logits,
+        router_losses,
+        scores_at,
+        top_k,
+        topk_router,
+    )
 
 _NO_TORCH = (
     "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]' (or "
@@ -38,15 +47,23 @@ __all__ = [
     "MoE",
     "MoEAux",
     "QuantizedExperts",
+    "Routing",
     "WeightGradients",
     "__version__",
+    "combine_mm",
     "from_modules",
+    "gathered_mm",
     "grouped_experts",
     "moe",
     "moe_general",
     "quantize_",
     "quantize_experts",
     "rounded_router",
+    "route",
+    "route_ids",
+    "route_pairs",
+    "route_rows",
+    "router_logits",
     "router_losses",
     "scores_at",
     "set_arch",
@@ -61,13 +78,19 @@ _MODULES = {  # of the names, in the order in which they are loaded
     "_config": ("set_arch", "set_kit", "show_config"),
     "_library": ("set_block_turns", "set_ctas_per_sm"),
     "functional": ("WeightGradients", "grouped_experts", "moe", "moe_general"),
+    "gemms": (
+        "Routing", "combine_mm", "gathered_mm", "route", "route_ids", "route_pairs", "route_rows",
+    ),
     "integrations.from_modules": ("from_modules",),
     "lora": ("LoRA",),
     "module": ("MoE", "MoEAux"),
     "quantization": ("QuantizedExperts", "quantize_experts"),
     "quantized_modules": ("quantize_",),
-    "routing": ("Aux", "rounded_router", "router_losses", "scores_at", "top_k", "topk_router"),
-}
+    "routing": (
+        "Aux", "rounded_router", "router_logits", "router_losses", "scores_at", "top_k",
+        "topk_router",
+    ),
+}  # fmt: skip
 _is_loaded = False
 
 

@@ -20,7 +20,9 @@ from .routing import (
     Counter,
     aux_of_pairs,
     choose,
+    choose_as_rounding,
     counts_of_ids,
+    given_choice,
     route_rounded,
     rows_of,
     shaped_like,
@@ -87,7 +89,16 @@ def routed(
         experts_in(layer.weights[0])
         raise
     out = shaped_like(out, x)
-    return (out, aux) if return_aux else out
+    return (out, shaped_choice(aux, x)) if return_aux else out
+
+
+def shaped_choice(aux: Aux, like: Tensor) -> Aux:
+    """The Aux with ids and scores (..., K) of the rows of `like` (..., d)."""
+    if like.dim() == 2:
+        return aux
+    return aux._replace(
+        ids=shaped_like(aux.ids, like), scores=shaped_like(aux.scores, like)
+    )
 
 
 def _require_usual(x: Any, router: Any, ids: Any) -> None:
@@ -132,14 +143,23 @@ def _top_k(x, logits, layer, addend, selection_bias, return_aux):
     if not return_aux:
         return found, None
     out, routing, counts = found
-    return out, aux_of_top_k(routing, counts)
+    return out, aux_of_top_k(routing, counts, choice_of(logits, options, selection_bias))
 
 
-def aux_of_top_k(routing: Tensor, counts: Tensor) -> Aux:
-    """The Aux of K experts for every token, and a row for each."""
+def aux_of_top_k(routing: Tensor, counts: Tensor, choice: tuple[Tensor, Tensor]) -> Aux:
+    """The Aux of K experts for every token, and a row for each; choice: ids and scores."""
     counters = counters_of(routing)
     dropped, added, without, overflow = torch.zeros_like(counters).unbind()
-    return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow)
+    return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow, *choice)
+
+
+def choice_of(
+    logits: Tensor, options: Options, selection_bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The ids and scores (T, K) of an Aux: the operators that choose and compute in one call do not
+    return them, so one kernel chooses again, with the same bits."""
+    scores, ids, _ = choose(logits.detach(), options, selection_bias)
+    return ids, scores
 
 
 def _rounded(x, logits, layer, addend, selection_bias, return_aux, seed, offset):
@@ -157,7 +177,8 @@ def _rounded(x, logits, layer, addend, selection_bias, return_aux, seed, offset)
     token_offsets = array_of("token_offsets", routing, ROUNDED, T, E, capacity)
     without = (token_offsets.diff() == 0).sum(dtype=torch.int32)
     none = torch.zeros_like(dropped)
-    return out, Aux(counts, dropped, added, none, without, torch.zeros_like(none))
+    choice = choose_as_rounding(logits, layer.options)
+    return out, Aux(counts, dropped, added, none, without, torch.zeros_like(none), *choice)
 
 
 # ---------------------------------------------------------------- given experts
@@ -199,7 +220,7 @@ def of_ids(
     if not return_aux:
         return out, None
     counts = counts_of_ids(ids, E) if rows != pairs else None
-    return out, aux_of_pairs(routing, E, T, rows, counts)
+    return out, aux_of_pairs(routing, E, T, rows, given_choice(ids, scores), counts)
 
 
 class _Spoilt(torch.autograd.Function):

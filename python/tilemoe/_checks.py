@@ -14,6 +14,7 @@ SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 # so do these scorings.
 _ROUNDED_SCORINGS = ("softmax_over_chosen", "softmax_renormalized")
 _MAX_GROUPS = 32
+_ANY = "; tilemoe.gathered_mm and tilemoe.combine_mm take any function between them"
 _MIN_FACTOR = 2.0**-126  # float32's smallest normal number: the library reads 0 as 1
 
 
@@ -21,7 +22,8 @@ def number(name: str, names: tuple[str, ...], value: Any) -> int:
     """The number of the value in an enumeration."""
     if value not in names:
         expected = ", ".join(names)
-        raise ValueError(f"tilemoe: {name} is {value!r}, expected one of {expected}")
+        more = _ANY if name == "activation" else ""
+        raise ValueError(f"tilemoe: {name} is {value!r}, expected one of {expected}{more}")
     return names.index(value)
 
 

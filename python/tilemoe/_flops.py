@@ -2,8 +2,8 @@
 
 A layer of T tokens with K experts each has 6 * T * K * d * n flops in forward and
 12 * T * K * d * n in backward if its activation is gated, otherwise 4 and 8, without gradients that
-are not computed. The router's linear layer is torch's own, except for `moe_tokens`. The rows of a
-rounded routing count as T * K.
+are not computed. The router's linear layer is torch's own, except for `moe_tokens` and
+`router_logits`. The rows of a rounded routing count as T * K.
 
 torch.utils.flop_counter imports triton, which takes longer to import than this package, so the
 formulas are registered when a program imports torch.utils.flop_counter."""
@@ -69,6 +69,10 @@ def _moe_tokens(X, router_weight, router_bias, selection_bias, weights, addend, 
     return 2 * X[0] * E * d + _forward(X, weights, X[0] * numbers[At.K], numbers)
 
 
+def _router_logits(X, weight, *_, **__):
+    return 2 * X[0] * weight[0] * weight[1]
+
+
 def _adapters(weights, ranks):
     """(rank, columns of A, rows of B) of each adapter: of W1, W1_up and W2."""
     _, d, n = weights[WEIGHTS.index("W2")]
@@ -129,6 +133,7 @@ _FORMULAS = {
     "experts": _experts,
     "moe": _moe,
     "moe_tokens": _moe_tokens,
+    "router_logits": _router_logits,
     "experts_lora": _experts_lora,
     "experts_lora_backward": _experts_lora_backward,
     "experts_lora_backward_over_H": _experts_lora_backward,

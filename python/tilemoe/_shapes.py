@@ -157,6 +157,16 @@ def _(logits, selection_bias, rule, routed_scaling_factor, ids_dtype):
     return scores, logits.new_empty((T, K), dtype=ids_dtype), _int32(logits, E)
 
 
+@_register("router_logits")
+def _(X, weight, bias, dtype):
+    _check_dims("X", X, 2, "(T, d)")
+    _check_dims("weight", weight, 2, "(E, d)")
+    E = weight.shape[0]
+    _check_shape("tilemoe_router_logits", "weight", weight, E, X.shape[1])
+    _check_shape("tilemoe_router_logits", "bias", bias, E)
+    return X.new_empty((X.shape[0], E), dtype=dtype)
+
+
 @_register("scores_at")
 def _(logits, ids, scoring, routed_scaling_factor):
     _check_dims("logits", logits, 2, "(T, E)")
@@ -234,6 +244,47 @@ def _(X, logits, selection_bias, weights, addend, numbers, reals, keep_H, overwr
         X, logits, routing, weights, addend, capacity, numbers, reals, keep_H, overwrite_H
     )
     return O, H, routing, expert_counts
+
+
+@_register("gathered_mm")
+def _(X, routing, W, b, capacity, kind, K):
+    _check_mm("tilemoe_gathered_mm", X, W, b, "X", "(T, d)", "(E, n, d)")
+    return X.new_empty((capacity, W.shape[1]))
+
+
+@_register("gathered_mm_backward")
+def _(dH, X, routing, W, kind, K, wanted):
+    of_b = W.new_empty(W.shape[:2])
+    made = X.new_empty(X.shape), _gradient_like(W), of_b
+    return [gradient for bit, gradient in enumerate(made) if wanted & 1 << bit]
+
+
+@_register("combine_mm")
+def _(A, scores, routing, W, b, addend, T, kind, K):
+    _check_mm("tilemoe_combine_mm", A, W, b, "A", "(capacity, n)", "(E, d, n)")
+    d = W.shape[1]
+    if addend is not None:
+        _check_shape("tilemoe_combine_mm", "addend", addend, T, d)
+    return A.new_empty((T, d))
+
+
+@_register("combine_mm_backward")
+def _(dO, A, routing, W, b, kind, K, wanted):
+    of_s = (dO.shape[0], K) if kind == TOP_K else (A.shape[0],)
+    made = (
+        A.new_empty(A.shape),
+        A.new_empty(of_s, dtype=torch.float32),
+        _gradient_like(W),
+        W.new_empty(W.shape[:2]),
+    )
+    return [gradient for bit, gradient in enumerate(made) if wanted & 1 << bit]
+
+
+def _check_mm(function, rows, W, b, name, of_rows, of_W):
+    _check_dims(name, rows, 2, of_rows)
+    _check_dims("W", W, 3, of_W)
+    _check_shape(function, name, rows, rows.shape[0], W.shape[2])
+    _check_shape(function, "b", b, *W.shape[:2])
 
 
 @_register("moe_tokens")

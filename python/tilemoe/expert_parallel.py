@@ -114,7 +114,7 @@ def moe(
         counter=(seed, offset), rounds=rounds,
     )  # fmt: skip
     out = shaped_like(out, x)
-    return (out, aux) if return_aux else out
+    return (out, _calls.shaped_choice(aux, x)) if return_aux else out
 
 
 @torch.no_grad()

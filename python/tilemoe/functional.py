@@ -17,6 +17,7 @@ from ._calls import (
     Layer,
     WeightGradients,
     aux_of_top_k,
+    choice_of,
     experts_in,
     of_routing,
     require_weights,
@@ -29,7 +30,7 @@ from ._shapes import shape_text
 from ._signatures import Reader
 from .lora import LoRA
 from .options import GENERAL, GROUPED, SCORES_GIVEN, OfMoe, OfRows, Options
-from .routing import Aux, Counter, aux_of_pairs, rows_of, shaped_like
+from .routing import Aux, Counter, aux_of_pairs, given_choice, rows_of, shaped_like
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -119,7 +120,7 @@ def moe(
         lora: low-rank adapters of the weights. They are packed once in a call, for forward and
             backward. Weights that require no gradient have none computed. Neither adapters nor
             quantised weights go together with weight_grad_out.
-        return_aux: also return the counts of the routing.
+        return_aux: also return the counts of the routing, and each token's ids and scores.
 
     Shape:
         x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) if it
@@ -226,7 +227,9 @@ def moe_general(
     )
     pairs, rule = tokens.shape[0], rule_of(GENERAL, 0, SCORES_GIVEN)
     out = shaped_like(of_routing(rows, scores, routing, layer, addend, pairs, rule), x)
-    return (out, aux_of_pairs(routing, E, T, pairs)) if return_aux else out
+    if not return_aux:
+        return out
+    return out, aux_of_pairs(routing, E, T, pairs, given_choice(experts, scores))
 
 
 @_grouped_experts.shows
@@ -317,17 +320,19 @@ def moe_tokens(
     return_aux: bool,
 ) -> tuple[Tensor, Aux | None, Tensor]:
     """`moe` for a small T in inference, from x (T, d) and the router's weight: O (T, d), its Aux
-    if `return_aux`, and the logits (T, E), empty unless `wants_logits`. Four kernels on a GPU,
-    without those of the Aux."""
+    if `return_aux`, and the logits (T, E), empty unless `wants_logits` or `return_aux`. Four
+    kernels on a GPU, without those of the Aux."""
     assert options.K is not None
     _checks.groups(options, gate.weight.shape[0], options.K)
     _library.require_dtype(x)
     try:
         out, routing, counts, logits = ops.call_undifferentiated(
             _ops.moe_tokens.default, x, gate.weight, gate.bias, selection_bias, weights, addend,
-            options.numbers, options.reals, gate.logits_dtype, wants_logits,
+            options.numbers, options.reals, gate.logits_dtype, wants_logits or return_aux,
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError, ValueError):
         require_weights(weights, addend)
         raise
-    return out, aux_of_top_k(routing, counts) if return_aux else None, logits
+    if not return_aux:
+        return out, None, logits
+    return out, aux_of_top_k(routing, counts, choice_of(logits, options, selection_bias)), logits

@@ -19,7 +19,7 @@ from .distributed.dtensor import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, LoraRank, SharedExpertGate, SharedExperts, of_experts
 from .functional import Gate
 from .options import DEFAULTS, OfModule, Rounding
-from .router import Router, is_observed
+from .router import Router, RouterKind, is_observed
 from .routing import (
     Aux,
     Counter,
@@ -58,6 +58,8 @@ class MoEAux(NamedTuple):
     added: Tensor  # () int32: pairs that rounding adds
     without: Tensor  # () int32: tokens without an expert, because of rounding or of the given ids
     overflow: Tensor  # () int32: pairs of all ranks past a capacity_factor's capacity, else 0
+    ids: Tensor  # (..., K) int32: the tokens' chosen or given experts, before rounding; -1: masked
+    scores: Tensor  # (..., K) float32: their scores, without gradient; 0 for an absent id
 
 
 @_options.shows
@@ -88,6 +90,9 @@ class MoE(nn.Module):
             last bit. False: the linear layer always, so a token's bits do not depend on whether
             gradients are enabled.
         router_bias: the router's linear layer has a bias (gpt-oss).
+        router: "linear": the logits are those of torch's linear layer. "fixed": those of
+            `router_logits`, with one order of the sum for every number of tokens, in training and
+            evaluation; `fused_decode` then has no effect.
         router_dtype: dtype of the router's parameters and logits, float32 for instance; None: the
             module's dtype.
         lora_rank: rank of low-rank adapters of the experts' weights, or a pair: of W1 and of W2, of
@@ -147,6 +152,7 @@ class MoE(nn.Module):
         z_coefficient: float = 0.0,
         fused_decode: bool = True,
         router_bias: bool = False,
+        router: RouterKind = "linear",
         router_dtype: torch.dtype | None = None,
         lora_rank: LoraRank = None,
         lora_alpha: float | None = None,
@@ -188,6 +194,7 @@ class MoE(nn.Module):
             E,
             bias=router_bias,
             selection_bias=selection_bias,
+            kind=router,
             dtype=router_dtype,
             module_dtype=dtype,
             device=device,
@@ -299,10 +306,11 @@ class MoE(nn.Module):
         if aux is None:
             return out
         losses = self._losses(logits, aux.expert_counts, mask)
-        counts = self._counts(aux, mask)
+        counts, choice = self._counts(aux, mask), self._choice(aux, mask, local)
         if spread is None:
-            return out, MoEAux(*losses, *counts)
-        return out, MoEAux(*map(spread.mean, losses), *map(spread.total, counts))
+            return out, MoEAux(*losses, *counts, *choice)
+        losses, counts = map(spread.mean, losses), map(spread.total, counts)
+        return out, MoEAux(*losses, *counts, *map(spread.output, choice))
 
     def _on_mesh(
         self,
@@ -348,8 +356,8 @@ class MoE(nn.Module):
         if not self.return_aux:
             return out
         losses = self._losses_of_team(logits, of_team, team, mask)
-        counts = self._counts(aux, mask)
-        return out, MoEAux(*losses, *counts)
+        counts, choice = self._counts(aux, mask), self._choice(aux, mask, x)
+        return out, MoEAux(*losses, *counts, *choice)
 
     def _losses_of_team(
         self, logits: Tensor, of_team: OfTeam, team: Team, mask: Tensor | None
@@ -467,6 +475,14 @@ class MoE(nn.Module):
         if mask is not None:
             without = without - (~mask).sum(dtype=torch.int32)
         return aux.expert_counts, aux.dropped, aux.added, without, aux.overflow
+
+    @staticmethod
+    def _choice(aux: Aux, mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+        """aux's ids and scores (T, K), those of a mask's padding without a score, as (..., K)."""
+        scores = aux.scores
+        if mask is not None:
+            scores = scores.masked_fill(~mask.unsqueeze(-1), 0.0)
+        return shaped_like(aux.ids, like), shaped_like(scores, like)
 
     def _rows_of_ids(self, ids: Tensor, x: Tensor, spread: Spread | None) -> Tensor:
         """ids (..., K) as this rank's (T, K)."""

@@ -1,6 +1,7 @@
 """Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
 bindings/torch/schema.cpp, and the autograd kernels of all but `experts` and `moe`, which are in
-autograd.py, and `experts_lora`, which is in _lora_autograd.py. Fake kernels are in _shapes.py."""
+autograd.py, `experts_lora`, which is in _lora_autograd.py, and the GEMMs one by one, which are in
+_mm_autograd.py. Fake kernels are in _shapes.py."""
 
 from typing import NamedTuple
 
@@ -206,6 +207,59 @@ def _scores_backward(ctx, dscores, *_):
     return call_in_backward(_ops.top_k_backward.default, *args), *others
 
 
+def _router_logits_context(ctx, inputs, output):
+    X, weight, bias, _ = inputs
+    ctx.save_for_backward(X, weight)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _router_logits_backward(ctx, dlogits):
+    """dX has one order of the sum for every T, as the logits have. dweight and dbias are sums over
+    all tokens by torch, of the same bits in each run with the same T."""
+    X, weight = ctx.saved_tensors
+    of_X, of_weight, of_bias, _ = ctx.needs_input_grad
+    dX = _input_gradient(dlogits, weight, X.dtype) if of_X else None
+    dweight = _weight_gradient(dlogits, X).to(weight.dtype) if of_weight else None
+    dbias = dlogits.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if of_bias else None
+    return dX, dweight, dbias, None
+
+
+def _terms(tensor):
+    """bfloat16 tensors whose sum is the tensor: to 16 bits if it is float32, else exactly."""
+    high = tensor.to(torch.bfloat16)
+    if tensor.dtype == torch.bfloat16:
+        return [high]
+    return [high, (tensor - high.to(tensor.dtype)).to(torch.bfloat16)]
+
+
+def _input_gradient(dlogits, weight, dtype):
+    """dlogits (T, E), weight (E, d) -> dX (T, d) of `dtype`: the GEMM of the logits with the
+    transposed weight. On a GPU every pair of terms is a part of the sum over E."""
+    transposed = weight.mT
+    if not dlogits.is_cuda:
+        dlogits, transposed = dlogits.float(), transposed.float()
+    elif dlogits.dtype == torch.float32 or dlogits.dtype != weight.dtype:
+        of_dlogits, of_weight = _terms(dlogits), _terms(transposed)
+        dlogits = torch.cat([one for one in of_dlogits for _ in of_weight], dim=1)
+        transposed = torch.cat(of_weight * len(of_dlogits), dim=1)
+    padding = -dlogits.shape[1] % 8
+    if padding:
+        pad = torch.nn.functional.pad
+        dlogits, transposed = pad(dlogits, (0, padding)), pad(transposed, (0, padding))
+    return call_in_backward(_ops.router_logits.default, dlogits, transposed, None, dtype)
+
+
+def _weight_gradient(dlogits, X):
+    """dlogits (T, E), X (T, d) -> (E, d), a sum in float32."""
+    if X.is_cuda and dlogits.dtype == X.dtype:
+        return torch.mm(dlogits.mT, X, out_dtype=torch.float32)
+    if X.is_cuda and X.dtype == torch.bfloat16:
+        of_dlogits = _terms(dlogits)
+        parts = torch.mm(torch.cat(of_dlogits, dim=1).mT, X, out_dtype=torch.float32)
+        return parts.view(len(of_dlogits), dlogits.shape[1], X.shape[1]).sum(dim=0)
+    return dlogits.float().mT @ X.float()
+
+
 def _router_losses_context(ctx, inputs, output):
     ctx.save_for_backward(*inputs)
 
@@ -272,7 +326,11 @@ def _differentiate(name, save, backward):
 
 _differentiate("top_k", _top_k_context, _scores_backward)
 _differentiate("scores_at", _scores_at_context, _scores_backward)
+_differentiate("router_logits", _router_logits_context, _router_logits_backward)
 _differentiate("router_losses", _router_losses_context, _router_losses_backward)
+
+
+differentiate = _differentiate  # for _mm_autograd.py
 
 
 def _refuse_double_backward(ctx, *_):
@@ -305,7 +363,7 @@ _differentiate("moe_tokens", lambda *_: None, _refuse_backward)
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 _PARTS = ("experts_part", "experts_backward_part")
 _BACKWARDS = ("top_k_backward", "experts_backward", "experts_lora_backward", "router_backward",
-              "router_losses_backward")  # fmt: skip
+              "router_losses_backward", "gathered_mm_backward", "combine_mm_backward")  # fmt: skip
 for _name in _BACKWARDS:
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
 _OF_LORA = ("pack_lora", "experts_lora_backward_over_H", "dequantize")
@@ -313,5 +371,5 @@ _INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H", *_PARTS, "sum
 for _name in (*_ROUTES, *_OF_LORA, *_INTO_MEMORY):
     _refuse_tangents_alone(_name)
 for _name in ("top_k", "scores_at", *_ROUTES, "experts", "experts_lora", "moe", "moe_tokens",
-              "router_losses"):  # fmt: skip
+              "router_logits", "router_losses", "gathered_mm", "combine_mm"):  # fmt: skip
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

@@ -1,7 +1,7 @@
 """`Router`: the linear layer that computes logits from tokens, a part of `MoE`."""
 
 from collections.abc import Callable
-from typing import Optional
+from typing import Literal, Optional, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from . import ops
 from ._autocast import autocast_dtype
 from .distributed.dtensor import Spread, plain
 from .functional import Gate
+from .routing import router_logits
+
+RouterKind = Literal["linear", "fixed"]
 
 
 def is_observed(module: nn.Module) -> bool:
@@ -79,12 +82,15 @@ class Router(nn.Module):
         *,
         bias: bool = False,
         selection_bias: bool = False,
+        kind: RouterKind = "linear",
         dtype: torch.dtype | None = None,
         device: torch.device | str | int | None = None,
         module_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.dtype = dtype
+        if kind not in get_args(RouterKind):
+            raise ValueError(f"tilemoe: router is {kind!r}, expected 'linear' or 'fixed'")
+        self.kind, self.dtype = kind, dtype
         empty = lambda *shape: nn.Parameter(
             torch.empty(shape, device=device, dtype=dtype or module_dtype)
         )
@@ -102,9 +108,10 @@ class Router(nn.Module):
 
     def of_decode(self, x: Tensor, K: int) -> Optional[Gate]:
         """The Gate for a small T, with which moe_tokens computes the logits of x (T, d); None if
-        the result would differ from calling this module: a part of it was replaced or has hooks, or
-        a linear layer would compute in another dtype than the kernel."""
-        if type(self) is not Router or is_observed(self):
+        the result would differ from calling this module: a part of it was replaced or has hooks,
+        the order of the sum is fixed, or a linear layer would compute in another dtype than the
+        kernel."""
+        if type(self) is not Router or self.kind == "fixed" or is_observed(self):
             return None
         weight, bias = self.weight, self.bias
         if any(t is not None and type(t) not in (Tensor, nn.Parameter) for t in (x, weight, bias)):
@@ -125,6 +132,8 @@ class Router(nn.Module):
         local = spread.parameter if spread else plain
         weight, bias = local("gate.weight", self.weight), local("gate.bias", self.bias)
         self._check_devices(x, weight, bias)
+        if self.kind == "fixed":
+            return router_logits(x, weight, bias, dtype=self.dtype)
         if self.dtype is None:
             if weight.dtype != x.dtype and autocast_dtype(x.device) is None:
                 raise ValueError(
@@ -161,4 +170,5 @@ class Router(nn.Module):
         bias = ", bias=True" if self.bias is not None else ""
         if self.e_score_correction_bias is not None:
             bias += ", selection_bias=True"
-        return f"d={d}, E={E}, dtype={self.dtype or self.weight.dtype}{bias}"
+        kind = ", kind='fixed'" if self.kind == "fixed" else ""
+        return f"d={d}, E={E}, dtype={self.dtype or self.weight.dtype}{bias}{kind}"

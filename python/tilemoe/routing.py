@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _library, ops
+from ._autocast import autocast_dtype
 from ._layout import array_of, counters_of, offsets_of, rounded_capacity
 from ._shapes import shape_text
 from ._signatures import Reader
@@ -32,6 +33,8 @@ class Aux(NamedTuple):
     skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
     without: Tensor  # () int32: tokens without an expert
     overflow: Tensor  # () int32: pairs that did not fit into the capacity; they are skipped too
+    ids: Tensor  # (..., K) int32: each token's choice, before rounding and capacity, or the given
+    scores: Tensor  # (..., K) float32: its scores, without gradient. Of moe_general both (pairs)
 
 
 _top_k, _scores_at = Reader("top_k", OfTopK, "K"), Reader("scores_at", OfScores)
@@ -85,6 +88,57 @@ def top_k(
 
 
 topk_router = top_k  # its name up to 0.2
+
+
+def router_logits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute a router's logits x weight^T + bias in one order of the sum.
+
+    The bits of a token's logits depend on neither the number of tokens, nor the token's place among
+    them, nor the other tokens, so a rollout and training choose the same experts. The gradient of x
+    has the same property; those of weight and bias have the same bits in each run. The bits may
+    differ between devices.
+
+    Args:
+        x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
+        weight: the router's, in x's dtype or in float32. On a GPU a float32 weight requires x in
+            bfloat16, and is computed as a sum of three bfloat16 terms, which have its 24 bits.
+        bias: added to the logits in float32, before they are rounded.
+        dtype: of the logits: torch.float32, torch.bfloat16 or torch.float16. None: x's. Under
+            autocast with None, x, weight and bias are cast, as in a linear layer.
+
+    Shape:
+        x (..., d), weight (E, d), bias (E) -> logits (..., E); d a multiple of 8.
+
+    Returns:
+        The logits, differentiable in x, weight and bias.
+
+    Raises:
+        ValueError: a shape, a dtype or a device does not fit; it names the argument.
+        TypeError: an argument is no tensor.
+        NotImplementedError: no kernel supports the dtypes, float32 tokens on a GPU for instance.
+
+    Example:
+        >>> x, weight = torch.randn(6, 16), torch.randn(4, 16)
+        >>> logits = tilemoe.router_logits(x, weight)
+        >>> torch.equal(tilemoe.router_logits(x[2:3], weight), logits[2:3])
+        True
+    """
+    _library.require_device(x, "x")
+    _library.require_weight(weight, "weight")
+    _library.require_together(x, "x", weight=weight, bias=bias)
+    rows = rows_of(x, "x", "(..., d)")
+    cast = autocast_dtype(x.device) if dtype is None else None
+    if cast is not None:
+        rows, weight = rows.to(cast), weight.to(cast)
+        bias = None if bias is None else bias.to(cast)
+    how = (rows, weight, bias, dtype or rows.dtype)
+    return shaped_like(ops.call(_ops.router_logits.default, *how), x)
 
 
 @_scores_at.shows
@@ -279,6 +333,12 @@ def route_rounded(logits, options, seed, offset):
     return routing, rounded_capacity(T, E, K, m, rounding, tokens), counts
 
 
+def choose_as_rounding(logits, options):
+    """logits (T, E) -> ids and scores (T, K) that rounding starts from, without a gradient."""
+    scores, ids = top_k(logits.detach(), options.K)
+    return ids, scores
+
+
 def _counter(value, device):
     if value is None:
         return None
@@ -305,8 +365,21 @@ def counts_of_ids(ids, E):
     return counts.scatter_add(0, there, torch.ones_like(there, dtype=torch.int32))[:E]
 
 
-def aux_of_pairs(routing, E, T, capacity, counts=None):
-    """The Aux of a routing of given pairs; counts (E): if some pairs may have no row."""
+def int32_ids(ids):
+    """Given ids in int32. An id outside of int32 stays outside of [0, E)."""
+    if ids.dtype == torch.int32:
+        return ids
+    return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
+
+
+def given_choice(ids, scores):
+    """The ids and scores of an Aux, of a choice that the caller made."""
+    return int32_ids(ids.detach()), scores.detach().float()
+
+
+def aux_of_pairs(routing, E, T, capacity, choice, counts=None):
+    """The Aux of a routing of given pairs; choice: their ids and scores; counts (E): if some pairs
+    may have no row."""
     offsets, counters = offsets_of(routing, E), counters_of(routing)
     row_token = array_of("row_token", routing, TOP_K, T, E, capacity)  # as in a general routing
     there = torch.arange(capacity, device=routing.device) < offsets[E]
@@ -315,4 +388,5 @@ def aux_of_pairs(routing, E, T, capacity, counts=None):
     without = T - seen.sum(dtype=torch.int32)
     none = torch.zeros_like(without)
     counts = offsets.diff() if counts is None else counts
-    return Aux(counts, none, none, counters[0] + counters[1], without, counters[0].clone())
+    skipped, overflow = counters[0] + counters[1], counters[0].clone()
+    return Aux(counts, none, none, skipped, without, overflow, *choice)

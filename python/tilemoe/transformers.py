@@ -25,12 +25,20 @@ NotImplementedError.
 
 from typing import TYPE_CHECKING, Any
 
+from .integrations.routing_replay import record_routing, replay_routing
 from .integrations.transformers import prepare, register
 
 if TYPE_CHECKING:
     from .integrations.quantized_loading import QuantizedExpertsConfig, quantize
 
-__all__ = ["QuantizedExpertsConfig", "prepare", "quantize", "register"]
+__all__ = [
+    "QuantizedExpertsConfig",
+    "prepare",
+    "quantize",
+    "record_routing",
+    "register",
+    "replay_routing",
+]
 
 
 def __getattr__(name: str) -> Any:

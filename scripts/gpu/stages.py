@@ -60,9 +60,10 @@ TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 # An arch that is not the GPU's own runs these tests again: those of GEMMs, and of the layer in the
 # PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
 GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
-         "cuda_train_test", "cuda_weight_layouts_test"]
-TORCH_FILES = ["cuda_test.py", "cuda_quantized_test.py", "cuda_transformers_test.py",
-               "functional_test.py", "module_routing_test.py", "module_test.py",
+         "cuda_router_logits_test", "cuda_train_test", "cuda_weight_layouts_test"]
+TORCH_FILES = ["cuda_test.py", "cuda_gemms_test.py", "cuda_quantized_test.py",
+               "cuda_transformers_test.py", "functional_test.py", "gemms_test.py",
+               "module_routing_test.py", "module_test.py", "router_logits_test.py",
                "torchtitan_test.py"]
 
 # Tests without a GEMM: programs, and some tests of one of them.
@@ -457,6 +458,13 @@ def bench(machine, folder):
             *(item(layer, arch) for arch in machine.other_archs() for layer in PROFILED)]
 
 
+def router(machine, folder):
+    """The logits of the router with one order of the sum, next to torch's linear layer."""
+    file = folder / "router.jsonl"
+    return [machine.torch_item("router", ["-m", "tilemoe.bench.router", "--device", "cuda", "--json",
+                                          file], 300, lambda _: records.read(file))]
+
+
 def with_adapters(machine, folder, layer, peers, arch=None):
     """A layer of ADAPTERS from PyTorch, next to these peers."""
     name = named(layer, arch)
@@ -572,6 +580,7 @@ STAGES = {
     "huge": huge,
     **{f"sanitize-{i}": sanitize(tool) for i, tool in enumerate(SANITIZERS, start=1)},
     "bench": bench,
+    "router": router,
     "adapters": adapters,
     "quantized": quantized,
     "jax": jax,

@@ -267,6 +267,13 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
 inline float __fdividef(float x, float y) {
   return std::fabs(y) > 0x1p126f ? x * 0.f : x / y;
 }
+// Rounded after each operation: nothing is contracted here anyway.
+inline float __fmul_rn(float x, float y) {
+  return x * y;
+}
+inline float __fadd_rn(float x, float y) {
+  return x + y;
+}
 inline float rsqrtf(float x) {
   return 1.f / std::sqrt(x);
 }

@@ -75,6 +75,18 @@ struct PlanRequest {
   int64_t Y_columns, dX_columns, dX_columns_over_H;
 };
 
+// What decides whether forward reads quantised weights as their codes: the weights have the shapes
+// and strides of their values. Of both of the experts' GEMMs.
+struct CodesRequest {
+  const tilemoe_experts& experts;
+  const tilemoe_weights& weights;
+  int64_t capacity;
+  const cuda::ExpertsPlan* plan;
+};
+struct CodesRead {
+  bool W1 = false, W2 = false;
+};
+
 // The functions of a device's backend.
 struct Backend {
   // One line for `tilemoe info`.
@@ -85,6 +97,9 @@ struct Backend {
   void (*check_limits)(const LayerTensors& tensors);
   // The kernels of a call, or an error if they cannot run: nothing is written or launched.
   KernelPlan (*plan)(const PlanRequest& request);
+  // Which quantised weights the up- and the down-projection read as their codes: these need not be
+  // dequantised. Null: none.
+  CodesRead (*reads_codes)(const CodesRequest& request);
   // A plan without kernels, for the sizes of calls on a device with this number of SMs and this arch
   // (null or "auto": any of this build), which need not exist here. Null on a backend whose sizes
   // depend on no device.

@@ -51,6 +51,9 @@ template <>
 inline constexpr size_t kMinBytes<tilemoe_top_k_scores_args> = offsetof(tilemoe_top_k_scores_args,
                                                                         stream);
 template <>
+inline constexpr size_t kMinBytes<tilemoe_router_logits_args> = offsetof(tilemoe_router_logits_args,
+                                                                         stream);
+template <>
 inline constexpr size_t kMinBytes<tilemoe_route_top_k_args> = offsetof(tilemoe_route_top_k_args,
                                                                        stream);
 template <>
@@ -100,6 +103,21 @@ inline constexpr size_t kMinBytes<tilemoe_forward_args> = offsetof(tilemoe_forwa
 template <>
 inline constexpr size_t kMinBytes<tilemoe_backward_args> = offsetof(tilemoe_backward_args,
                                                                     block_turns);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_gathered_mm_args> = offsetof(tilemoe_gathered_mm_args,
+                                                                       block_turns);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_gathered_mm_backward_args> =
+    offsetof(tilemoe_gathered_mm_backward_args, block_turns);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_combine_mm_args> = offsetof(tilemoe_combine_mm_args,
+                                                                      block_turns);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_combine_mm_backward_args> =
+    offsetof(tilemoe_combine_mm_backward_args, block_turns);
+template <>
+inline constexpr size_t kMinBytes<tilemoe_mm_workspace_query> = offsetof(tilemoe_mm_workspace_query,
+                                                                         gradients);
 
 // A larger size means that the caller never set it.
 inline constexpr size_t kMaxStructBytes = 1 << 12;

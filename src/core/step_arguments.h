@@ -97,6 +97,16 @@ struct Adapter {
   tilemoe_tensor factor;  // (E, columns of the GEMM, rank), of the weights' major
 };
 
+// Quantised weights that a GEMM of forward reads as their codes (Backend::reads_codes): the tensors
+// of the weights then have shapes and strides, but no data.
+struct WeightCodes {
+  tilemoe_quantized weight = {};  // format NONE: the GEMM reads values
+  tilemoe_quantized up = {};      // W1_up, when split
+  int64_t first_row = 0;          // of the block of columns of Y, in W2
+
+  bool given() const { return weight.format != TILEMOE_FORMAT_NONE; }
+};
+
 // H = X W1^T + b1, A = act(H): gathers X. A comes from the float32 accumulator, not from the stored
 // H.
 struct UpProjection {
@@ -110,6 +120,7 @@ struct UpProjection {
   void* stream;
   Tuning tuning = {};
   Adapter adapter = {};  // P1, scale_1 B1
+  WeightCodes codes = {};
 };
 
 // Y = A W2^T + b2, or a block of the columns of Y: W2 then has only the rows of that block.
@@ -124,6 +135,7 @@ struct DownProjection {
   void* stream;
   Tuning tuning = {};
   Adapter adapter = {};  // P2, scale_2 B2 or a block of its rows
+  WeightCodes codes = {};
 };
 
 // out_t = addend_t + sum over the token's pairs of [s *] row, float32, in pair order. Grouped:

@@ -36,6 +36,7 @@ constexpr Backend kBackend = {
     .check_supported = check_supported,
     .check_limits = check_limits,
     .plan = nullptr,
+    .reads_codes = nullptr,
     .plan_without_device = nullptr,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =

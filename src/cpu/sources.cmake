@@ -20,11 +20,13 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/pack_lora.cpp
   cpu/dequantize.cpp
   cpu/bias_gradient.cpp
+  cpu/clear_rest.cpp
   cpu/top_k.cpp
   cpu/route.cpp
   cpu/route_rounded.cpp
   cpu/route_tokens.cpp
   cpu/router_backward.cpp
+  cpu/router_logits.cpp
   cpu/router_losses.cpp
   cpu/sum_rows.cpp
 )

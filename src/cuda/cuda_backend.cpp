@@ -13,7 +13,9 @@
 #include "cuda/gemm/schedule/splits.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/layer_gemms.h"
+#include "cuda/ops/router_logits.h"
 #include "cuda/plan.h"
+#include "cuda/weight_codes.h"
 
 namespace tilemoe::cuda {
 
@@ -124,6 +126,18 @@ KernelPlan plan_without_device(const tilemoe_experts& experts, int sms, const ch
   return {sized, &sized->plan};
 }
 
+// Without an arch router_logits runs, as routing does.
+bool has_wgmma() {
+  try {
+    return arch_of(current_device()) == ArchName::kSm90;
+  } catch (const Error&) {
+    return false;
+  }
+}
+void router_logits(const tilemoe_router_logits_args& args) {
+  cuda::router_logits(args, has_wgmma);
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }
@@ -144,6 +158,7 @@ constexpr Backend kBackend = {
     .check_supported = check_supported,
     .check_limits = check_call_limits,
     .plan = plan_for,
+    .reads_codes = codes_read,
     .plan_without_device = plan_without_device,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =

@@ -106,7 +106,8 @@ KernelKey key_of(const UpProjection& step) {
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
                   .interleaved_columns = has_interleaved_columns(experts, W1),
-                  .adapter = present(step.adapter.rows)};
+                  .adapter = present(step.adapter.rows),
+                  .codes = step.codes.given()};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
   special.gathers = step.rows.token != nullptr || general.adapter;
@@ -119,7 +120,8 @@ KernelKey key_of(const DownProjection& step) {
           arch_of(step.tuning.plan),
           {.recipe = recipe_of(*step.experts),
            .weights = major_of(step.W2),
-           .adapter = present(step.adapter.rows)}};
+           .adapter = present(step.adapter.rows),
+           .codes = step.codes.given()}};
 }
 
 KernelKey key_of(const ActivationGradient& step) {
@@ -143,10 +145,13 @@ KernelKey key_of(const InputGradient& step) {
            .adapter = present(step.adapter.rows)}};
 }
 
+// A plan has the kernels that read values; those that read codes have one tile.
 Kernel kernel_of(const UpProjection& step) {
+  if (step.codes.given()) return choose(step);
   return planned_or_chosen(step, &ExpertsPlan::up_projection);
 }
 Kernel kernel_of(const DownProjection& step) {
+  if (step.codes.given()) return choose(step);
   return planned_or_chosen(step, &ExpertsPlan::down_projection);
 }
 Kernel kernel_of(const ActivationGradient& step) {

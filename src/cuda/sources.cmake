@@ -4,6 +4,7 @@ target_sources(tilemoe_cuda_objects PRIVATE
   cuda/arch.cpp
   cuda/layer_gemms.cpp
   cuda/plan.cpp
+  cuda/weight_codes.cpp
   cuda/core/device.cpp
   cuda/core/tensor_map.cpp
   cuda/ops/table.cpp
@@ -31,6 +32,7 @@ set_source_files_properties(cuda/arch.cpp
 # Everything else, by rows, tokens and pairs: for every architecture of the build.
 set(kernel_sources
   cuda/kernels/bias_gradient.cu
+  cuda/kernels/clear_rest.cu
   cuda/kernels/combine.cu
   cuda/kernels/lora_output_gradient.cu
   cuda/kernels/lora_output_sums.cu
@@ -41,7 +43,9 @@ set(kernel_sources
   cuda/kernels/route_grouped.cu
   cuda/kernels/scale_rows.cu
   cuda/kernels/score_gradient.cu
+  cuda/kernels/split_weight.cu
   cuda/kernels/sum_rows.cu
+  cuda/ops/router_logits.cu
 )
 # The same. Routing and dequantisation give the CPU's bits: nothing may be contracted
 # (routing/order.h).
@@ -58,6 +62,13 @@ set(uncontracted_kernels
 )
 target_sources(tilemoe_cuda_objects PRIVATE
   ${gemm_kernels} ${kernel_sources} ${uncontracted_kernels})
+if(cuda_archs_of_sm90)
+  target_sources(tilemoe_cuda_objects PRIVATE cuda/ops/router_logits_sm90.cu)
+  string(REPLACE "," ";" logits_archs "${cuda_archs_of_sm90}")
+  cuda_code(logits_code ${logits_archs})
+  set_source_files_properties(cuda/ops/router_logits_sm90.cu
+    PROPERTIES COMPILE_OPTIONS "${logits_code};-Xptxas=-Werror")
+endif()
 cuda_code(kernel_code ${TILEMOE_CUDA_ARCHS})
 set_source_files_properties(${kernel_sources}
   PROPERTIES COMPILE_OPTIONS "${kernel_code};-Xptxas=-Werror")

@@ -168,6 +168,13 @@ void check_H(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
   check_tensor("saved.H", saved.H, {{spec.capacity, h_width(experts)}, {experts.dtype}});
 }
 
+void check_ds(const tilemoe_tensor& ds, const tilemoe_routing_spec& spec) {
+  const bool top_k = spec.kind == TILEMOE_ROUTING_TOP_K;
+  const TensorRule flat{{spec.pairs}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
+  const TensorRule of_top_k{{spec.T, spec.K}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
+  check_optional("ds", ds, top_k && ds.ndim == 2 ? of_top_k : flat);
+}
+
 void check_block_turns(int32_t turns) {
   TILEMOE_CHECK(turns >= 0 && turns <= kMaxBlockTurns,
                 "block_turns is " << turns << ", expected 0 to " << kMaxBlockTurns);

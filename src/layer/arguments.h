@@ -35,6 +35,7 @@ void check_optional_rows(const char* name, const tilemoe_tensor& tensor,
                          const tilemoe_experts& experts, const tilemoe_routing_spec& spec);
 void check_H(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
              const tilemoe_saved& saved);
+void check_ds(const tilemoe_tensor& ds, const tilemoe_routing_spec& spec);
 void check_block_turns(int32_t turns);
 
 void read_weights_and_routing(MemoryUse& memory, const tilemoe_weights& weights,

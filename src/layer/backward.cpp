@@ -19,9 +19,7 @@ class BackwardSteps {
         rows_(rows_of(call.routing)),
         any_rows_(call.routing.spec.capacity > 0),
         base_(static_cast<char*>(call.args.workspace)),
-        dH_(call.work.dH_over_H ? call.saved.H
-                                : region(call.experts, call.routing.spec, base_, call.plan.dH,
-                                         h_width(call.experts))),
+        dH_(place_of_dH(call, base_)),
         A_scaled_(
             region(call.experts, call.routing.spec, base_, call.plan.A_scaled, call.experts.n)),
         Q2_(rank_rows(experts_->rank_2 > 0 && call.work.needs_activation_gradient(), call.plan.Q2,
@@ -189,6 +187,11 @@ class BackwardSteps {
  private:
   bool wants(uint32_t any_of) const { return call_.work.wants(any_of); }
 
+  static tilemoe_tensor place_of_dH(const BackwardCall& call, char* workspace) {
+    if (present(call.dH)) return call.dH;
+    if (call.work.dH_over_H) return call.saved.H;
+    return region(call.experts, call.routing.spec, workspace, call.plan.dH, h_width(call.experts));
+  }
   static tilemoe_tensor transposed_or_absent(const tilemoe_tensor& factor) {
     return present(factor) ? transposed(factor) : factor;
   }
@@ -284,15 +287,12 @@ void update_saved(const BackwardCall& call, tilemoe_saved& saved) {
 }  // namespace
 
 // In this order dX~ is no longer needed when the scratch of dW1 is used.
-void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given,
-              StepObserver* observer) {
-  const BackwardCall call(experts, given);
-  if (call.args.dry_run != 0) return;
+void run_backward(const BackwardCall& call, tilemoe_saved& saved, StepObserver* observer) {
   const BackwardSteps run(call, observer);
-  begin_over_H(call, *call.args.saved);
+  begin_over_H(call, saved);
   run.activation_gradient();
   if (call.part && !call.part->last) return;  // the other steps take all rows
-  update_saved(call, *call.args.saved);
+  update_saved(call, saved);
   run.score_gradient();
   run.weight_gradient_2();
   run.lora_gradient_2();
@@ -300,6 +300,13 @@ void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given
   run.weight_gradient_1();
   run.lora_gradient_1();
   run.bias_gradient();
+}
+
+void backward(const tilemoe_experts* experts, const tilemoe_backward_args* given,
+              StepObserver* observer) {
+  const BackwardCall call(experts, given);
+  if (call.args.dry_run != 0) return;
+  run_backward(call, *call.args.saved, observer);
 }
 
 }  // namespace tilemoe

@@ -44,6 +44,21 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
   check_memory();
 }
 
+ForwardCall::ForwardCall(const CheckedCall& checked, const tilemoe_forward_args& given, Gemms which)
+    : experts(checked.experts),
+      args(given),
+      routing(checked.routing),
+      quantized{},
+      weights(checked.weights),
+      lora{},
+      saved{},
+      backend(backend_for(experts.device)),
+      kernels(plan_kernels(backend, experts, routing, weights)),
+      plan(backend, experts, routing.spec, false, kernels, which),
+      gemms(which) {
+  check_workspace(args.workspace, args.workspace_bytes, plan.total);
+}
+
 tilemoe_weights ForwardCall::checked_weights() const {
   const tilemoe_weights read = read_struct("weights", args.weights);
   check_weights(experts, read);
@@ -101,6 +116,26 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
   check_memory();
 }
 
+BackwardCall::BackwardCall(const CheckedCall& checked, const tilemoe_backward_args& given,
+                           const tilemoe_weights& given_gradients, const tilemoe_saved& given_saved,
+                           const BackwardWork& given_work, const tilemoe_tensor& given_dH)
+    : experts(checked.experts),
+      args(given),
+      routing(checked.routing),
+      quantized{},
+      weights(checked.weights),
+      gradients(given_gradients),
+      lora{},
+      lora_gradients{},
+      saved(given_saved),
+      backend(backend_for(experts.device)),
+      work(given_work),
+      dH(given_dH),
+      kernels(plan_kernels(backend, experts, routing, weights)),
+      plan(backend, experts, routing.spec, work, kernels) {
+  check_workspace(args.workspace, args.workspace_bytes, plan.total);
+}
+
 BackwardWork BackwardCall::requested_work() const {
   TILEMOE_CHECK(args.mode >= TILEMOE_BACKWARD_WHOLE && args.mode <= TILEMOE_BACKWARD_REST,
                 "mode is " << static_cast<int>(args.mode) << ", expected 0 to 3");
@@ -146,10 +181,7 @@ KernelPlan BackwardCall::checked_kernels() const {
   check_optional_rows("dX", args.dX, experts, spec);
   check_optional_rows("addend", args.addend, experts, spec);
   TILEMOE_CHECK(!present(args.addend) || present(args.dX), "addend is given but dX is absent");
-  const bool top_k = spec.kind == TILEMOE_ROUTING_TOP_K;
-  const TensorRule flat_ds{{spec.pairs}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
-  const TensorRule top_k_ds{{spec.T, spec.K}, {TILEMOE_FLOAT32}, Strides::kContiguous, false};
-  check_optional("ds", args.ds, top_k && args.ds.ndim == 2 ? top_k_ds : flat_ds);
+  check_ds(args.ds, spec);
   backend.check_limits({experts, spec, weights, args.X, args.dO, gradients});
   check_mode();
   return plan_kernels(backend, experts, routing, weights);

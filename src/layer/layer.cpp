@@ -35,7 +35,8 @@ constexpr int64_t kSmallT = 2048;
 
 Tuning forward_tuning(const ForwardCall& call) {
   Tuning tuning = tuning_of(call.args.block_turns, call.kernels);
-  tuning.pdl = call.routing.spec.capacity <= kSmallT;
+  // The kernel before one GEMM alone is the caller's, and may write its weights.
+  tuning.pdl = call.routing.spec.capacity <= kSmallT && call.gemms == Gemms::kBoth;
   return tuning;
 }
 
@@ -100,15 +101,11 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
   return BackwardPlan(backend, experts, spec, work_of(query, experts), device).total;
 }
 
-void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
-             StepObserver* observer) {
-  const ForwardCall call(experts, given);
-  if (call.args.dry_run != 0) return;
+void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver* observer) {
   const StepRunner run(call.backend, observer);
   const tilemoe_forward_args& args = call.args;
   const tilemoe_routing_spec& spec = call.routing.spec;
   const Scratch scratch = scratch_at(args.workspace, call.plan.scratch);
-  const tilemoe_tensor A = region(call.experts, spec, args.workspace, call.plan.A, call.experts.n);
   const tilemoe_weights& weights = call.weights;
   const Rows rows = rows_of(call.routing, call.part);
   const tilemoe_routing routing = routing_of(call.routing, call.part);
@@ -132,12 +129,16 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                  .tuning = tuning});
   };
 
+  CodesRead codes;
+  if (call.backend.reads_codes != nullptr)
+    codes = call.backend.reads_codes({call.experts, weights, spec.capacity, call.kernels.get()});
   const WeightBlocks blocks({.run = run,
                              .experts = call.experts,
                              .quantized = call.quantized,
                              .weights = weights,
                              .workspace = static_cast<char*>(args.workspace),
-                             .stream = args.stream});
+                             .stream = args.stream,
+                             .codes = codes});
 
   project(&Steps::lora_P1, args.X, true, call.lora.A1, P1);
   const auto up_projection = [&](const ExpertBlock& block, const UpWeights& up) {
@@ -149,11 +150,13 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                                 .A = A,
                                 .scratch = scratch,
                                 .stream = args.stream,
-                                .tuning = gemm_tuning(tuning, call.experts.format_1),
-                                .adapter = {P1, block.of(call.lora.B1)}});
+                                .tuning = gemm_tuning(tuning, blocks.format_1()),
+                                .adapter = {P1, block.of(call.lora.B1)},
+                                .codes = blocks.codes_1()});
   };
-  if (spec.capacity > 0)
+  if (spec.capacity > 0 && call.gemms != Gemms::kSecond)
     blocks.for_each_W1(&Steps::dequantize_W1, call.plan.W1, rows, false, up_projection);
+  if (call.gemms == Gemms::kFirst) return;
   project(&Steps::lora_P2, A, false, call.lora.A2, P2);
   for_each_block(call.experts.d, call.plan.block_columns, [&](int64_t first, int64_t columns) {
     const tilemoe_tensor Y = region(call.experts, spec, args.workspace, call.plan.Y, columns);
@@ -167,8 +170,9 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
            .Y = Y,
            .scratch = scratch,
            .stream = args.stream,
-           .tuning = gemm_tuning(tuning, call.experts.format_2),
-           .adapter = {P2, slice(block.of(call.lora.B2), 1, first, columns)}});
+           .tuning = gemm_tuning(tuning, blocks.format_2()),
+           .adapter = {P2, slice(block.of(call.lora.B2), 1, first, columns)},
+           .codes = blocks.codes_2(first)});
     };
     if (spec.capacity > 0)
       blocks.for_each_W2(&Steps::dequantize_W2, call.plan.W2, rows, first > 0, down_projection);
@@ -181,7 +185,18 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
                           .stream = args.stream,
                           .tuning = tuning});
   });
-  if (args.saved) args.saved->state = TILEMOE_SAVED_H, args.saved->dH = nullptr;
+}
+
+void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
+             StepObserver* observer) {
+  const ForwardCall call(experts, given);
+  if (call.args.dry_run != 0) return;
+  run_forward(
+      call,
+      region(call.experts, call.routing.spec, call.args.workspace, call.plan.A, call.experts.n),
+      observer);
+  tilemoe_saved* const saved = call.args.saved;
+  if (saved) saved->state = TILEMOE_SAVED_H, saved->dH = nullptr;
 }
 
 }  // namespace tilemoe

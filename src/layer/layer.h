@@ -16,6 +16,15 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* args,
 void backward(const tilemoe_experts* experts, const tilemoe_backward_args* args,
               StepObserver* observer = nullptr);
 
+// The GEMMs one by one, for activations of the caller.
+void gathered_mm(const tilemoe_experts* experts, const tilemoe_gathered_mm_args* args);
+void gathered_mm_backward(const tilemoe_experts* experts,
+                          const tilemoe_gathered_mm_backward_args* args);
+void combine_mm(const tilemoe_experts* experts, const tilemoe_combine_mm_args* args);
+void combine_mm_backward(const tilemoe_experts* experts,
+                         const tilemoe_combine_mm_backward_args* args);
+size_t mm_workspace_bytes(const tilemoe_mm_workspace_query* query);
+
 // Sums rows of several arrays: checks the arguments and calls the backend of the device.
 void sum_rows(const tilemoe_sum_rows_args* args);
 

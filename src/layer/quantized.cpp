@@ -281,7 +281,7 @@ UpWeights WeightBlocks::up_weights(StepRow<Dequantize> Steps::*step, size_t plac
   const tilemoe_quantized_weights& quantized = call_.quantized;
   UpWeights up{block.of(weights.W1), block.of(weights.W1_up), block.of(weights.b1),
                block.of(weights.b1_up)};
-  if (call_.experts.format_1 == TILEMOE_FORMAT_NONE) return up;
+  if (format_1() == TILEMOE_FORMAT_NONE) return up;
   up.W1 = dequantized(step, quantized.W1, weights.W1, place, block, again);
   if (present(weights.W1_up))
     up.W1_up = dequantized(step, quantized.W1_up, weights.W1_up,
@@ -291,7 +291,7 @@ UpWeights WeightBlocks::up_weights(StepRow<Dequantize> Steps::*step, size_t plac
 
 tilemoe_tensor WeightBlocks::down_weight(StepRow<Dequantize> Steps::*step, size_t place,
                                          const ExpertBlock& block, bool again) const {
-  if (call_.experts.format_2 == TILEMOE_FORMAT_NONE) return block.of(call_.weights.W2);
+  if (format_2() == TILEMOE_FORMAT_NONE) return block.of(call_.weights.W2);
   return dequantized(step, call_.quantized.W2, call_.weights.W2, place, block, again);
 }
 

@@ -56,15 +56,17 @@ class WeightBlocks {
     const tilemoe_weights& weights;  // with_dequantized()
     char* workspace;
     void* stream;
+    CodesRead codes = {};  // weights whose steps read codes: these are not dequantised
   };
   explicit WeightBlocks(const Call& call) : call_(call) {}
 
   // body(block, UpWeights) for each block of experts, with W1 at `place` of the workspace. `again`:
-  // an earlier call has left W1 there, for the same rows.
+  // an earlier call has left W1 there, for the same rows. One block without data has all experts if
+  // the steps read codes.
   template <class Body>
   void for_each_W1(StepRow<Dequantize> Steps::*step, size_t place, const Rows& rows, bool again,
                    const Body& body) const {
-    for_each(call_.experts.format_1, rows, [&](const ExpertBlock& block, bool whole) {
+    for_each(format_1(), rows, [&](const ExpertBlock& block, bool whole) {
       body(block, up_weights(step, place, block, again && whole));
     });
   }
@@ -72,9 +74,25 @@ class WeightBlocks {
   template <class Body>
   void for_each_W2(StepRow<Dequantize> Steps::*step, size_t place, const Rows& rows, bool again,
                    const Body& body) const {
-    for_each(call_.experts.format_2, rows, [&](const ExpertBlock& block, bool whole) {
+    for_each(format_2(), rows, [&](const ExpertBlock& block, bool whole) {
       body(block, down_weight(step, place, block, again && whole));
     });
+  }
+
+  // The codes for those steps; none for steps that read values. `first_row` as in WeightCodes.
+  WeightCodes codes_1() const {
+    return call_.codes.W1 ? WeightCodes{call_.quantized.W1, call_.quantized.W1_up} : WeightCodes{};
+  }
+  WeightCodes codes_2(int64_t first_row) const {
+    return call_.codes.W2 ? WeightCodes{call_.quantized.W2, {}, first_row} : WeightCodes{};
+  }
+
+  // Formats of the weights that are dequantised.
+  tilemoe_format format_1() const {
+    return call_.codes.W1 ? TILEMOE_FORMAT_NONE : call_.experts.format_1;
+  }
+  tilemoe_format format_2() const {
+    return call_.codes.W2 ? TILEMOE_FORMAT_NONE : call_.experts.format_2;
   }
 
  private:

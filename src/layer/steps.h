@@ -30,11 +30,13 @@ inline tilemoe_tensor region(const tilemoe_experts& experts, const tilemoe_routi
   return tensor;
 }
 
-// Indices [first, first + count) of a dimension. An absent tensor stays absent.
+// Indices [first, first + count) of a dimension. An absent tensor stays absent, and one without data,
+// of which only the shape counts, without it.
 inline tilemoe_tensor slice(tilemoe_tensor tensor, int dimension, int64_t first, int64_t count) {
   if (!present(tensor)) return tensor;
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(tensor.dtype));
-  tensor.data = static_cast<char*>(tensor.data) + first * tensor.stride[dimension] * element;
+  if (tensor.data != nullptr)
+    tensor.data = static_cast<char*>(tensor.data) + first * tensor.stride[dimension] * element;
   tensor.shape[dimension] = count;
   return tensor;
 }

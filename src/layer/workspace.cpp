@@ -69,13 +69,14 @@ int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
 }
 
 ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
-                         const tilemoe_routing_spec& spec, bool saves, const KernelPlan& kernels) {
+                         const tilemoe_routing_spec& spec, bool saves, const KernelPlan& kernels,
+                         Gemms gemms) {
   const ScratchSizes sizes{.capacity = spec.capacity,
                            .rows_of_an_expert = rows_of_an_expert(spec),
                            .plan = kernels.get()};
   const Steps& steps = backend.steps;
   Plan plan;
-  A = plan.take(row_bytes(experts, spec, experts.n));
+  A = plan.take(gemms == Gemms::kBoth ? row_bytes(experts, spec, experts.n) : 0);
   P1 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_1));
   P2 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_2));
   scratch = plan.take_scratch(std::max({steps.lora_P1.scratch_bytes(experts, sizes),
@@ -84,7 +85,7 @@ ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
   Plan up = plan, down = plan;
   W1 = up.take(dequantized_bytes_1(experts));
   block_columns = output_block_columns(experts);
-  Y = down.take(row_bytes(experts, spec, block_columns));
+  Y = down.take(gemms == Gemms::kFirst ? 0 : row_bytes(experts, spec, block_columns));
   W2 = down.take(dequantized_bytes_2(experts));
   total = std::max(up.used(), down.used());
 }

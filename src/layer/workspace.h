@@ -28,6 +28,9 @@ struct ScratchRegion {
   size_t place = 0, size = 0;
 };
 
+// Which of the two GEMMs a forward runs: with one of them, A is the caller's.
+enum class Gemms { kBoth, kFirst, kSecond };
+
 // A lives until the last block of Y is made, a block of Y until the combine. P1 and P2 are here if
 // the call saves nothing. Dequantised weights of a block of experts: W1 and W1_up live while A is
 // made, in the place that Y and W2 have then.
@@ -37,7 +40,8 @@ struct ForwardPlan {
   ScratchRegion scratch;
 
   ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
-              const tilemoe_routing_spec& spec, bool saves, const KernelPlan& kernels = {});
+              const tilemoe_routing_spec& spec, bool saves, const KernelPlan& kernels = {},
+              Gemms gemms = Gemms::kBoth);
 };
 
 // Intermediate results of a backward.

@@ -99,4 +99,47 @@ void router_losses(const tilemoe_router_losses_args* given) {
   backend_for(args.device).router_losses(args);
 }
 
+namespace {
+
+void check_sizes_of_logits(int64_t T, int64_t E, int64_t d, tilemoe_device device) {
+  check_tokens_and_experts(T, E, device);
+  TILEMOE_CHECK(d >= limits::kWidthMultiple && d % limits::kWidthMultiple == 0,
+                "d is " << d << ", expected a multiple of " << limits::kWidthMultiple);
+  TILEMOE_CHECK(d <= limits::kMaxWidth, "d is " << d << ", expected at most " << limits::kMaxWidth);
+}
+
+}  // namespace
+
+size_t router_logits_workspace_bytes(tilemoe_device device, int64_t T, int64_t E, int64_t d,
+                                     tilemoe_dtype weight) {
+  check_sizes_of_logits(T, E, d, device);
+  TILEMOE_CHECK(is_float(weight), "weight_dtype is " << tilemoe_dtype_name(weight)
+                                                     << ", expected float32, bfloat16 or float16");
+  return backend_for(device).router_logits_scratch_bytes(T, E, d, weight);
+}
+
+void router_logits(const tilemoe_router_logits_args* given) {
+  const tilemoe_router_logits_args args = read_struct("router_logits args", given);
+  check_reserved("router_logits args", args.reserved);
+  TILEMOE_CHECK(args.X.ndim == 2, "X is " << describe(args.X) << ", expected (T, d)");
+  TILEMOE_CHECK(args.weight.ndim == 2,
+                "weight is " << describe(args.weight) << ", expected (E, d)");
+  const int64_t T = args.X.shape[0], d = args.X.shape[1], E = args.weight.shape[0];
+  check_sizes_of_logits(T, E, d, args.device);
+  check_tensor("X", args.X, {{T, d}, kFloats, Strides::kRows});
+  check_tensor("weight", args.weight, {{E, d}, {args.X.dtype, TILEMOE_FLOAT32}, Strides::kRows});
+  if (present(args.bias)) check_vector("bias", args.bias, E, kFloats);
+  check_matrix("logits", args.logits, T, E, kFloats, Strides::kRows);
+  const size_t needed = router_logits_workspace_bytes(args.device, T, E, d, args.weight.dtype);
+  check_workspace(args.workspace, args.workspace_bytes, needed);
+  MemoryUse memory;
+  memory.reads("X", args.X);
+  memory.reads("weight", args.weight);
+  memory.reads("bias", args.bias);
+  memory.writes("logits", args.logits);
+  memory.writes("workspace", args.workspace, needed);
+  memory.check();
+  backend_for(args.device).router_logits(args);
+}
+
 }  // namespace tilemoe

@@ -17,5 +17,8 @@ void route_grouped(tilemoe_routing* routing, const tilemoe_route_grouped_args* a
 void router_backward(const tilemoe_router_backward_args* args);
 size_t router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E);
 void router_losses(const tilemoe_router_losses_args* args);
+size_t router_logits_workspace_bytes(tilemoe_device device, int64_t T, int64_t E, int64_t d,
+                                     tilemoe_dtype weight);
+void router_logits(const tilemoe_router_logits_args* args);
 
 }  // namespace tilemoe

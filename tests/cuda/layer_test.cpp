@@ -105,6 +105,17 @@ TEST(Parts, GiveTheBitsOfOne) {
     expect_the_bits_of_one_call(named_case(name), &Case::in_parts, cuda_memory());
 }
 
+TEST(GemmsApart, GiveTheBitsOfALayerWithTheIdentity) {
+  for (const char* name :
+       {"mm/bfloat16", "mm-transposed/float16", "mm-column-blocks/bfloat16",
+        "mm-spare-capacity/float16", "mm-general/bfloat16", "mm-grouped/bfloat16"}) {
+    Case one = named_case(name);
+    ASSERT_TRUE(one.gemms_apart);
+    one.gemms_apart = false;
+    expect_the_bits_of_one_call(one, &Case::gemms_apart, cuda_memory());
+  }
+}
+
 // More tiles than CTAs, for every tile size; also experts that are long enough for split-K.
 TEST(CtasPerSm, GiveTheSameBits) {
   const int64_t T = reduced_run() ? 700 : 4200;

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tilemoe
 from tilemoe import _library, state_dict
 from tilemoe.bench import check, cli, huggingface_config, kernels, machine, measure, memory
-from tilemoe.bench import peers, records, report, session
+from tilemoe.bench import peers, records, report, router, session
 from tilemoe.bench.measure import CpuClock, LeftOut
 from tilemoe.bench.problem import CASES, Case, Problem
 
@@ -688,3 +688,22 @@ def test_tiles_of_sonic_moe_are_kept_before_it_lists_them(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     peers.SonicMoE(Problem(SMALL))
     assert [good] in listed and every not in listed
+
+
+def test_the_router_next_to_the_linear_layer(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(CpuClock, "REST_SECONDS", 0)
+    file = tmp_path / "router.jsonl"
+    words = ["cpu-t512", "--device", "cpu", "--rounds", "2", "--tokens", "1", "70"]
+    assert router.main([*words, "--json", str(file)]) == 0
+    found = records.read(file)
+    assert [one.name for one in found] == [
+        f"router/cpu-t512/{dtype}/t{T}" for dtype in ("bfloat16", "float32") for T in (1, 70)
+    ]
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == [
+        one.name for one in found
+    ]
+    for one in found:
+        assert all(one.values[key][0] > 0 for key in ("tilemoe_ms", "linear_ms", "ratio"))
+    monkeypatch.setattr(router, "linear", lambda x, weight, dtype: x.new_zeros(len(x), 32))
+    with pytest.raises(ValueError, match="linear_ms: wrong logits"):
+        router.main(words)

@@ -22,6 +22,7 @@ OPTIONS = {
     "shared": dict(shared_intermediate_size=16, shared_expert_gate=True, router_bias=True),
     "rounded": dict(rounding="balanced", m=8, balance_coefficient=0.1),
     "stochastic": dict(rounding="stochastic", m=8),
+    "fixed router": dict(router="fixed", router_bias=True),
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 

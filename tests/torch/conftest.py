@@ -10,13 +10,16 @@ import target
 
 ON_BOTH = {
     "arguments_test.py", "autograd_test.py", "capacity_test.py", "composition_test.py",
-    "flops_test.py", "from_modules_test.py", "functional_test.py", "huggingface_test.py",
+    "flops_test.py", "from_modules_test.py", "functional_test.py", "gemms_test.py",
+    "huggingface_test.py",
     "invariance_test.py", "module_routing_test.py", "module_test.py", "operators_test.py",
-    "overwrite_test.py", "quantization_test.py", "router_test.py", "token_mask_test.py", "torchtitan_test.py",
+    "overwrite_test.py", "quantization_test.py", "router_logits_test.py", "router_test.py",
+    "token_mask_test.py", "torchtitan_test.py",
     "transformers_routers_test.py",
 }  # fmt: skip
 ON_CUDA_ALONE = {
-    "cuda_documentation_test.py", "cuda_memory_test.py", "cuda_first_use_test.py",
+    "cuda_documentation_test.py", "cuda_gemms_test.py", "cuda_memory_test.py",
+    "cuda_first_use_test.py",
     "cuda_quantized_test.py", "cuda_transformers_test.py", "cuda_two_devices_test.py", "cuda_test.py",
 }  # fmt: skip
 

@@ -185,6 +185,8 @@ def dtensor_ids(job):
         out, aux = moe(spread[0], ids=spread[1])
         assert_close(out.full_tensor(), want_out.double(), "out")
         assert torch.equal(aux.expert_counts.full_tensor(), want_aux.expert_counts)
+        for got, want in zip(aux[-2:], (ids.int(), want_aux.scores)):  # ids and scores
+            assert got.placements == out.placements and torch.equal(got.full_tensor(), want)
         expect("ids must be one with the same", lambda: moe(spread[0], ids=ids))
     expect("ids is a DTensor and x is not", lambda: moe(x, ids=spread[1]))
 

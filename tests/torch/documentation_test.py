@@ -38,7 +38,7 @@ def test_the_pages_have_their_blocks():
 def test_a_block(page, block, printed, capsys, monkeypatch):
     # A page shows the CPU's output, also on a machine with a GPU: cuda_documentation_test.py.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for package in ("transformers", "peft"):
+    for package in ("transformers", "peft", "torchtitan"):
         if re.search(rf"^(from|import) .*\b{package}\b", block, re.MULTILINE):
             pytest.importorskip(package, reason=f"{package} is not installed")
     names = {}

@@ -103,6 +103,8 @@ def compare(job, whole, spread, counts, dtype, batch_seed=1, limits=None, **argu
         dist.all_reduce(total)
         assert torch.equal(total, getattr(want_aux, name)), (name, total, getattr(want_aux, name))
     assert aux.overflow == 0
+    assert torch.equal(aux.ids, want_aux.ids[own])
+    assert_close(aux.scores, want_aux.scores[own].double(), "scores")
     return out, got
 
 

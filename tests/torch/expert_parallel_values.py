@@ -137,6 +137,8 @@ def bits_are_those_of_the_parts(job):
                         job, x, dO, logits, layer, own, rank_tokens=tokens, **choice, **how
                     )
                     assert aux.overflow == 0
+                    scores, ids = tilemoe.top_k(logits[own], K, **choice)
+                    assert torch.equal(aux.ids, ids) and torch.equal(aux.scores, scores)
                     for name, tensor in got.items():
                         wanted = own_of(job, name, want[name], own)
                         assert torch.equal(tensor, wanted), (dtype, counts, how, name)

@@ -119,6 +119,13 @@ def test_torch_absent(use):
     )
 
 
+def test_every_public_name_is_loaded():
+    import tilemoe
+
+    names = [name for of in tilemoe._MODULES.values() for name in of]
+    assert sorted([*names, "__version__"]) == sorted(tilemoe.__all__)
+
+
 def test_imports_torch_when_it_is_used():
     without = "import sys, tilemoe; assert 'torch' not in sys.modules"
     assert succeeds(f"{without}; print(tilemoe.functional.__name__)") == "tilemoe.functional"

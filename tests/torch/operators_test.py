@@ -124,6 +124,8 @@ def cases():
     scaled = packed(scoring=4, groups=groups, factor=2.5)
     yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, None, *scaled, True, False)
     router = normal(E, d, seed=5, dtype=DTYPE)
+    yield "router_logits", (x["X"], router, None, torch.float32)
+    yield "router_logits", (leaf(x["X"]), leaf(router), leaf(zeros(E)), DTYPE)
     of_tokens = (x["X"], router, zeros(E), None, layer, None)
     yield "moe_tokens", (*of_tokens, *packed(), DTYPE, True)
     wide = (x["X"], router.float(), None, torch.ones(E), layer, x["X"])
@@ -152,12 +154,36 @@ def cases():
     yield from other_kinds(x)
     yield from adapters(x)
     yield from quantized(x)
+    yield from one_gemm(x)
     yield "router_backward", (x["ds"], routing, None, E, *chosen_by(), torch.float32)
     yield "router_backward", (x["ds"], routing, logits, E, *chosen_by(1, factor=2.5), torch.float32)
     yield "router_losses", (leaf(logits), x["counts"])
     yield "router_losses_backward", (logits, x["counts"], 1.0, 0.5)
     sums = [s.data_ptr() for s in SOURCES], T, torch.arange(2 * T, dtype=torch.int32).view(T, 2)
     yield "sum_rows", (*sums, None, zeros(T, d)), (*sums, x["X"], zeros(T, d))
+
+
+def one_gemm(x):
+    """gathered_mm and combine_mm, of a top-K routing and of a grouped one."""
+    X, routing, dO, (W1, _, W2, b1, _, b2) = x["X"], x["routing"], x["dO"], x["layer"]
+    W2 = torch.cat([W2, W2], -1)  # as wide as H
+    grouped = tm.route_grouped(torch.full((E,), 4), None, T)
+    leaves = [leaf(t) for t in (X, W1, b1)]
+    yield (
+        "gathered_mm",
+        (X, routing, W1, None, T * K, 0, K),
+        (leaves[0], routing, *leaves[1:], T * K, 0, K),
+        (leaf(X), grouped, W1, b1, T, 3, 0),
+    )
+    h, rows = x["H"], torch.zeros_like(x["H"][:T])
+    yield "gathered_mm_backward", *((h, X, routing, W1, 0, K, w) for w in (1, 2, 4, 7))
+    yield (
+        "combine_mm",
+        (h, x["scores"], routing, W2, None, None, T, 0, K),
+        (leaf(h), leaf(x["scores"]), routing, leaf(W2), leaf(b2), leaf(X), T, 0, K),
+        (leaf(rows), None, grouped, W2, b2, leaf(X), T, 3, 0),
+    )
+    yield "combine_mm_backward", *((dO, h, routing, W2, b2, 0, K, w) for w in (1, 2, 4, 8, 15))
 
 
 def parts(x):

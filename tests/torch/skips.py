@@ -35,7 +35,7 @@ NEED = {
         "pretrain_trained_test.py::test_transformers_computes_the_same_function",
         "quantization_test.py::test_fp8_is_transformers",
         "quantization_test.py::test_mxfp4_dequantizes_as_transformers", "quantized_loading_test.py",
-        "quantized_peft_test.py", "transformers_forms_test.py", "transformers_models_test.py",
+        "quantized_peft_test.py", "transformers_forms_test.py", "transformers_models_test.py", "transformers_norm_test.py",
         "transformers_routers_test.py",
         "transformers_test.py",
     ],  # fmt: skip

@@ -59,6 +59,7 @@ def test_padding_alone():
     moe = make(**LOSSES)
     x, dO = batch()
     got = run(moe, x, dO, token_mask=torch.zeros(SHAPE, dtype=torch.bool))
+    assert (got.pop("ids") == -1).all()
     for name, tensor in got.items():
         assert (tensor == 0).all(), name
 

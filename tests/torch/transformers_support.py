@@ -10,7 +10,9 @@ import torch
 import transformers
 from transformers import PreTrainedConfig
 
+import tilemoe
 from comparison import assert_close
+from tilemoe.integrations import transformers_norm
 
 PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 OF_CLASSES = "classes of " + transformers.__version__.rpartition(".")[0]
@@ -194,6 +196,25 @@ def slips(real, module):
                 x, s, W1, W2, **(k | {name: k[name].detach()})
             )
     return found
+
+
+def norm_slips():
+    """[(fault, module of tilemoe, name, what it would be with this fault)] of experts with a norm of
+    each expert's output."""
+    gemms, of_norm = tilemoe.gemms, transformers_norm
+    route_ids, gathered_mm, total = gemms.route_ids, gemms.gathered_mm, gemms.weighted_sum
+    of_module = of_norm.norm_of
+    ones = lambda routing: routing._replace(scores=torch.ones_like(routing.scores))
+    first = lambda x, W, routing, **k: gathered_mm(x, W.detach(), routing, **k)
+    return [
+        ("the norm is ignored", of_norm, "norm_of", lambda m: of_module(m) and torch.nn.Identity()),
+        ("scores are ignored", gemms, "weighted_sum", lambda rows, r: total(rows, ones(r))),
+        ("an expert is dropped", gemms, "route_ids",
+         lambda ids, *a: route_ids(ids.masked_fill(ids == 1, -1), *a)),
+        ("no gradient of the weights", gemms, "gathered_mm", first),
+        ("no gradient of x", gemms, "gathered_mm",
+         lambda x, *a, **k: gathered_mm(x.detach(), *a, **k)),
+    ]  # fmt: skip
 
 
 def _another_activation(arguments):

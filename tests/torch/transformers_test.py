@@ -21,11 +21,12 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from checks import python, refused
 import tilemoe
 import tilemoe.transformers
+from tilemoe.integrations.transformers_norm import norm_of
 from tilemoe.integrations import transformers_forms
 from comparison import assert_close
 from transformers_support import (
     E, OF_CLASSES, PAGE, assert_same, between, build, decorated_classes, fill, problem,
-    refused_classes, relative_error, run, run_eager, slips,
+    norm_slips, refused_classes, relative_error, run, run_eager, slips,
 )  # fmt: skip
 
 CLASSES = decorated_classes()
@@ -56,6 +57,7 @@ def weights_words(module):
     if module.has_gate:
         words.append("concatenated" if module.is_concatenated else "interleaved")
     words += ["transposed"] * module.is_transposed + ["biased"] * module.has_bias
+    words += ["a norm of each expert's output"] * (norm_of(module) is not None)
     return ", ".join(words)
 
 
@@ -110,7 +112,22 @@ def activation_table():
     return "\n".join(lines)
 
 
+def new_class_table():
+    """A row for each class of the installed version that 5.17 lacks."""
+    _, oldest, _ = between(PAGE.read_text(), "classes of 5.17")
+    lines = ["| class | weights | activation | outcome |", "|---|---|---|---|"]
+    for _, cls in sorted(CLASSES, key=lambda found: found[1].__name__.lower()):
+        if cls.__name__ in oldest:
+            continue
+        module = small(cls)
+        lines.append(f"| {cls.__name__} | {' | '.join((weights_words(module), *outcome(module)))} |")
+    return "\n".join(lines)
+
+
 TABLES = {OF_CLASSES: class_table, "activations": activation_table}
+NEW = OF_CLASSES.replace("classes of", "new in")
+if OF_CLASSES != "classes of 5.17":
+    TABLES[NEW] = new_class_table
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -141,9 +158,14 @@ def test_every_slip_is_noticed(cls, monkeypatch):
     module = small(cls)
     data = problem()
     want = run_eager(module, *data)
-    for slip, function in slips(tilemoe.moe, module).items():
+    if norm_of(module) is None:
+        made = slips(tilemoe.moe, module).items()
+        planted = [(slip, tilemoe.functional, "moe", function) for slip, function in made]
+    else:
+        planted = norm_slips()
+    for slip, place, name, function in planted:
         with monkeypatch.context() as patch:
-            patch.setattr(tilemoe.functional, "moe", function)
+            patch.setattr(place, name, function)
             got = run(module, *data)
         with pytest.raises(AssertionError):
             assert_same(got, want)
@@ -164,9 +186,11 @@ def test_sentinel_ids_give_zeros_and_no_gradient(cls, monkeypatch):
         torch.equal(a, b) for a, b in zip(run(module, x, ids, scores, dO).values(), got.values())
     )
     # Taking the last expert instead is noticed.
-    real = tilemoe.moe
+    real, route_ids = tilemoe.moe, tilemoe.gemms.route_ids
     last = lambda *a, ids, **k: real(*a, ids=ids.clamp(0, E - 1), **k)
     monkeypatch.setattr(tilemoe.functional, "moe", last)
+    route_last = lambda ids, *a: route_ids(ids.clamp(0, E - 1), *a)
+    monkeypatch.setattr(tilemoe.gemms, "route_ids", route_last)  # experts with a norm
     with pytest.raises(AssertionError):
         assert_same(
             run(module, *problem(sentinels=True)), run_eager(module, *problem(sentinels=True))

@@ -126,7 +126,14 @@ class TileMoE(Peer):
             return "not installed: pip install . in its source tree"
         if case.device == "cuda" and case.dtype == "float32":
             return "on a GPU it takes bfloat16 and float16"
+        if cls.calls_gemms(case) and (case.rounding is not None or case.lora_rank):
+            return "gathered_mm and combine_mm are compared without token rounding and adapters"
         return None
+
+    @staticmethod
+    def calls_gemms(case):
+        """Whether it calls gathered_mm and combine_mm, with a compiled activation between them."""
+        return case.activation == "mishglu"
 
     def __init__(self, problem):
         super().__init__(problem)
@@ -140,8 +147,22 @@ class TileMoE(Peer):
             if not re.search(rf": {self.arch}\b", text.getvalue()):
                 raise RuntimeError(f"this tilemoe does not run the arch {self.arch} on this GPU")
 
+    def gemms(self):
+        import tilemoe
+
+        from . import compiled
+
+        p = self.problem
+        b1, b2 = p.biases or (None, None)
+        routing = tilemoe.route(p.logits(), p.K)
+        H = tilemoe.gathered_mm(p.X, p.W1, routing, bias=b1)  # (M, 2n)
+        A = compiled.glu(H, None, p.case.activation)  # (M, n)
+        return tilemoe.combine_mm(A, p.W2, routing, bias=b2)
+
     def forward(self):
         p = self.problem
+        if self.calls_gemms(p.case):
+            return self.gemms()
         biases = dict(zip(("b1", "b2"), p.biases))
         if p.adapters:
             import tilemoe
@@ -171,7 +192,8 @@ class TileMoE(Peer):
         """By tilemoe.MoE, which uses moe_tokens for a small T; by the functions if the module does
         not support the case."""
         case = self.problem.case
-        if case.zipf or case.biases or case.rounding or case.lora_rank:
+        if (case.zipf or case.biases or case.rounding or case.lora_rank
+                or self.calls_gemms(case)):  # fmt: skip
             return self.forward()
         return self.as_module(self.X)
 
@@ -191,6 +213,17 @@ TileMoEKeeping = _variant("tilemoe-keeps-h", options={"overwrite_H": False})
 TileMoEOverwriting = _variant("tilemoe-dh-over-h", options={"overwrite_H": True})
 TileMoESmall = _variant("tilemoe-small-peak", options={"overwrite_H": True, "column_blocks": 4})
 TileMoEBefore = _variant("tilemoe-before")  # another build, from the folder that --packages names
+
+
+class TileMoEGatheredMM(TileMoE):
+    """The two GEMMs as functions of their own, also for activations that the library has."""
+
+    name = "tilemoe-gathered-mm"
+    only_if_named = True
+
+    @staticmethod
+    def calls_gemms(case):
+        return True
 
 
 class TileMoEFrozen(TileMoE):
@@ -506,6 +539,8 @@ class Transformers(Peer):
     def missing(cls, case):
         if reason := super().missing(case):
             return reason
+        if case.activation not in ACTS:
+            return f"it is compared without {case.activation}"
         loadable = _loadable(cls.implementation)
         if loadable is None:
             return None
@@ -623,7 +658,8 @@ def _transformers():
 
 
 PEERS = {peer.name: peer for peer in (
-    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEFrozen, TileMoEBefore,
+    TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEGatheredMM, TileMoEFrozen,
+    TileMoEBefore,
     *_QUANTIZED,
     TileMoESm80, TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
     ScatterMoESm80,

@@ -14,6 +14,7 @@ ACTIVATIONS = {
     "geglu": F.gelu,
     "geglu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
     "reglu": F.relu,
+    "mishglu": F.mish,  # which the library lacks: for gathered_mm and combine_mm
 }
 
 

@@ -72,16 +72,17 @@ class Spread:
         return tensor.to_local()
 
     def output(self, local):
-        """A rank's rows (..., d) as a DTensor with x's placements."""
+        """A rank's rows (..., width) as a DTensor with x's placements."""
         from torch.distributed.tensor import DTensor
 
+        shape = torch.Size((*self.shape[:-1], local.shape[-1]))
         return DTensor.from_local(
             local,
             self.mesh,
             self.placements,
             run_check=False,
-            shape=self.shape,
-            stride=torch.empty(self.shape, device="meta").stride(),
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
         )
 
     def mean(self, local):

@@ -18,6 +18,7 @@ from ..routing import (
     Counter,
     choose,
     counts_of_ids,
+    given_choice,
     narrowed_to_experts,
     route_rounded,
     top_k,
@@ -144,6 +145,7 @@ def _routed(
         (~here).sum(dtype=torch.int32),
         (~here.any(1)).sum(dtype=torch.int32),
         overflow,
+        *given_choice(chosen.ids, chosen.scores),
     )
     return out, aux, OfTeam(counts.sum(0, dtype=torch.int32), tokens)
 
@@ -234,7 +236,7 @@ def _rounded(
     of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
     out = _back(parts, addend, comm.travel, layer.options, capacity < max_pairs, overflow)
-    aux = _aux_of_rounded(routing, offsets, ids, E, max_pairs, team, overflow)
+    aux = _aux_of_rounded(routing, offsets, ids, chosen, E, max_pairs, team, overflow)
     of_team = OfTeam(counts, torch.full((), tokens, dtype=torch.int32, device=x.device))
     return out, aux, of_team
 
@@ -268,8 +270,8 @@ def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
     return _Pairs(token, expert[order], torch.where(there, score, 0.0)[order])
 
 
-def _aux_of_rounded(routing, offsets, ids, E, rows, team, overflow):
-    """The Aux of this rank's tokens, which chose ids (t, K)."""
+def _aux_of_rounded(routing, offsets, ids, scores, E, rows, team, overflow):
+    """The Aux of this rank's tokens, which chose ids (t, K) with these scores."""
     row_token = array_of("row_token", routing, ROUNDED, sum(team.counts), E, rows)
     row = torch.arange(rows, device=routing.device)
     own_first = sum(team.counts[: team.rank])
@@ -288,4 +290,6 @@ def _aux_of_rounded(routing, offsets, ids, E, rows, team, overflow):
         torch.zeros_like(overflow),
         count(~kept.any(1)),
         overflow,
+        ids.int(),
+        scores.detach(),
     )

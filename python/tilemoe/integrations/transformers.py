@@ -10,7 +10,7 @@ import torch
 from .. import functional
 from ..quantization import QuantizedExperts
 from ..routing import narrowed_to_experts
-from . import quantized_experts
+from . import quantized_experts, transformers_norm
 from .expert_adapters import lora_of
 from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
@@ -147,6 +147,11 @@ def computed(
     lora = lora_of(experts, first, W1, W2, same_batch)
     if lora is not None:
         options["lora"] = lora
+    if transformers_norm.norm_of(experts) is not None:
+        _refuse_with_norm(experts, moe, lora, W1, W2)
+        x, scores = hidden_states.to(W1.dtype), top_k_weights.float()
+        out = transformers_norm.computed(experts, x, top_k_index, scores, [W1, W2, b1, b2])
+        return out.to(hidden_states.dtype)
     # A norm in float32 may precede experts in 16 bits; the weights' type decides, and the result
     # has the caller's type.
     out = moe(
@@ -161,6 +166,24 @@ def computed(
         **options,
     )
     return out.to(hidden_states.dtype)
+
+
+def _refuse_with_norm(
+    experts: torch.nn.Module, moe: Callable, lora: Any, *weights: torch.Tensor | QuantizedExperts
+) -> None:
+    """Rejects what the functions for a norm of each expert's output lack."""
+    found = {
+        "expert parallelism": moe is not functional.moe,
+        "adapters": lora is not None,
+        "quantised weights": any(isinstance(W, QuantizedExperts) for W in weights),
+    }
+    for what, there in found.items():
+        if there:
+            raise NotImplementedError(
+                f"tilemoe cannot compute {type(experts).__qualname__} with {what}: its "
+                f"{transformers_norm.NORM} needs the rows of the second GEMM, which "
+                "tilemoe.gathered_mm computes without them"
+            )
 
 
 def _weight(experts: torch.nn.Module, name: str) -> torch.Tensor | QuantizedExperts:

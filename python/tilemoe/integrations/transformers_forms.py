@@ -12,12 +12,15 @@ from .. import _library
 from .._autocast import autocast_dtype
 from .._layout import WIDTH_MULTIPLE, is_gated
 from ..options import ACTIVATIONS
-from . import quantized_experts
+from . import quantized_experts, transformers_norm
 from .transformers_loop import TOLERANCE, difference, dispatching_forward, unknown_attributes
 
 CHILDREN = {"act_fn", "parametrizations"}  # PEFT and bitsandbytes add the latter
 FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated"}
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+ANY_ACTIVATION = "; with tilemoe.gathered_mm and tilemoe.combine_mm a model may compute any"
 
 
 class Form(NamedTuple):
@@ -112,15 +115,18 @@ def _weight_names(module: torch.nn.Module) -> list[str]:
 def _refuse_unknown(module: torch.nn.Module) -> None:
     """Parameters, buffers, children and flags that the experts interface does not describe."""
     quantized = quantized_experts.buffers(module)
+    norm = transformers_norm.norm_of(module)
+    children = CHILDREN if norm is None else {*CHILDREN, transformers_norm.NORM}
+    flags = FLAGS if norm is None else {*FLAGS, "has_post_expert_norm"}
     known = {*_weight_names(module), *quantized_experts.fp8_of_transformers(module)}
     unknown = {
         "parameter": [n for n, p in module._parameters.items() if p is not None and n not in known],
         "buffer": [n for n, b in module._buffers.items() if b is not None and n not in quantized],
-        "submodule": [n for n, m in module._modules.items() if m is not None and n not in CHILDREN],
+        "submodule": [n for n, m in module._modules.items() if m is not None and n not in children],
         "flag": [
             name
             for name, value in vars(module).items()
-            if value is True and name.startswith(("has_", "is_")) and name not in FLAGS
+            if value is True and name.startswith(("has_", "is_")) and name not in flags
         ],
     }
     found = [f"{kind} {name}" for kind, names in unknown.items() for name in sorted(names)]
@@ -260,7 +266,8 @@ def _form_of_activation(module: torch.nn.Module) -> Form:
     raise _refusal(
         module,
         f"its activation {_name(module.act_fn)} is none of {', '.join(PLAIN)}"
-        + _nearest(theirs, ours, x.abs() <= 8),
+        + _nearest(theirs, ours, x.abs() <= 8)
+        + ANY_ACTIVATION,
     )
 
 
@@ -295,7 +302,8 @@ def _form_of_gate(module: torch.nn.Module) -> Form:
         module,
         f"its {_name(module._apply_gate)}{act} is no swiglu (with clamp, alpha and up_shift), "
         f"{', '.join(others)} or {last} of {layout} columns"
-        + _nearest(theirs, ours, (gate.abs() <= 8) & (up.abs() <= 8)),
+        + _nearest(theirs, ours, (gate.abs() <= 8) & (up.abs() <= 8))
+        + ANY_ACTIVATION,
     )
 
 

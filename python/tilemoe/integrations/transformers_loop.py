@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import transformers_norm
+
 # Attributes of an experts module that its weights' shapes and the interface's flags decide.
 KNOWN = {
     "config", "training", "act_fn", "num_experts", "hidden_dim", "hidden_size", "intermediate_dim",
@@ -50,12 +52,13 @@ def difference(module: torch.nn.Module, *between: Callable[[Tensor], Tensor]) ->
         weights, sizes = _weights(module, dtype)
         x, ids, scores, dO = _tokens(weights["down_proj"], module.is_transposed, dtype)
         given = [x, scores, *weights.values()]
+        norm = transformers_norm.small(transformers_norm.norm_of(module), sizes, dtype)
         try:
-            out = forward(_miniature(module, weights, sizes), x, ids, scores)
+            out = forward(_miniature(module, weights, norm, sizes), x, ids, scores)
             own = [out, *torch.autograd.grad(out, given, dO.to(out.dtype), allow_unused=True)]
         except Exception:  # whatever a class may need that the miniature lacks
             continue
-        ours = (_experts(module, weights, function, x, ids, scores) for function in between)
+        ours = (_experts(module, weights, f, norm, x, ids, scores) for f in between)
         return min(_error(own, [out, *torch.autograd.grad(out, given, dO)]) for out in ours)
     return None
 
@@ -119,7 +122,12 @@ class _EagerConfig:
         return getattr(self._config, name)
 
 
-def _miniature(module: torch.nn.Module, weights: dict[str, Tensor], sizes: dict[int, int]) -> Any:
+def _miniature(
+    module: torch.nn.Module,
+    weights: dict[str, Tensor],
+    norm: torch.nn.Module | None,
+    sizes: dict[int, int],
+) -> Any:
     """The module with other weights and the sizes that follow from them.
 
     The weights are attributes of a class of its own: they hide the parametrizations and shards of
@@ -133,6 +141,8 @@ def _miniature(module: torch.nn.Module, weights: dict[str, Tensor], sizes: dict[
         elif inspect.ismethod(value) and value.__self__ is module:
             state[name] = types.MethodType(value.__func__, mini)
     children = {name: m for name, m in module._modules.items() if name != "parametrizations"}
+    if norm is not None:
+        children[transformers_norm.NORM] = norm
     state |= {"_parameters": {}, "_buffers": {}, "_modules": children}
     mini.__dict__.update(state, training=True, config=_EagerConfig(module.config))
     return mini
@@ -142,6 +152,7 @@ def _experts(
     module: torch.nn.Module,
     weights: dict[str, Tensor],
     between: Callable[[Tensor], Tensor],
+    norm: torch.nn.Module | None,
     x: Tensor,
     ids: Tensor,
     scores: Tensor,
@@ -153,6 +164,7 @@ def _experts(
     b1, b2 = biases or (0, 0)
     A = between(torch.einsum("td,eid->tei", x, W1) + b1)
     Y = torch.einsum("ten,edn->ted", A, W2) + b2
+    Y = Y if norm is None else norm(Y)
     chosen = Y.gather(1, ids[..., None].expand(-1, -1, Y.shape[-1]))
     return (chosen * scores[..., None]).sum(1)
 

@@ -20,6 +20,28 @@ inline UpParts up_parts(const tilemoe_experts& experts, const tilemoe_tensor& W,
   return tilemoe::up_parts(experts, W, W_up);
 }
 
+// Rows of a quantised weight (E, R, C) that make the columns of a GEMM, as parts of `count` rows.
+// Part p begins at row first[p]; its rows are `step` apart.
+struct CodeRows {
+  int64_t first[2];
+  int64_t count, step;
+  int64_t R;  // rows of the weight
+};
+
+// The parts of up_parts().
+inline CodeRows up_code_rows(const tilemoe_experts& experts) {
+  const int64_t n = experts.n;
+  if (!tilemoe_activation_gated(experts.activation)) return {{0, 0}, n, 1, n};
+  switch (experts.gate_layout) {
+    case TILEMOE_GATE_SPLIT: return {{0, 0}, n, 1, n};
+    case TILEMOE_GATE_INTERLEAVED: return {{0, 1}, n, 2, 2 * n};
+    default: return {{0, n}, n, 1, 2 * n};
+  }
+}
+inline CodeRows down_code_rows(const DownProjection& step) {
+  return {{step.codes.first_row, 0}, step.Y.shape[1], 1, step.experts->d};
+}
+
 // ---- the weight gradients
 
 // Per expert and part, out = [out +] the sum over the expert's rows of dense^T gathered. The parts'

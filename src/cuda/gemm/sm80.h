@@ -44,7 +44,8 @@ namespace tilemoe::cuda::sm80 {
 
 // A CTA's tile and its division among warps. A warp has up to 64 rows by 64 columns: as many MMAs
 // for each byte read from shared memory as registers allow, and exactly one group of columns of ds.
-template <class Recipe_, TileConfiguration kTile>
+// If B is codes, it has fewer columns: their conversion needs registers.
+template <class Recipe_, TileConfiguration kTile, bool kCodes = false>
 struct TileShape {
   using Recipe = Recipe_;
   using Element = typename Recipe::A;  // of the operands
@@ -57,7 +58,8 @@ struct TileShape {
   static constexpr int kWarpRows = BLOCK_M < 64 ? BLOCK_M : 64;
   // 192 columns: eight warps with 48 each, since six with 64 would leave two schedulers only one
   // warp. Small M is bound by latency instead of by MMAs: as many warps as have a use.
-  static constexpr int kWarpColumns = BLOCK_M <= 16                         ? 16
+  static constexpr int kWarpColumns = kCodes                                ? 32
+                                      : BLOCK_M <= 16                       ? 16
                                       : BLOCK_N % 64 != 0 || BLOCK_N == 192 ? 48
                                                                             : 64;
   static constexpr int kWarpsAcross = BLOCK_N / kWarpColumns;
@@ -362,7 +364,7 @@ struct GroupedGemm {
   };
 
   static_assert(LoadA::Operand::kRows == Shape::BLOCK_M && LoadB::Operand::kRows == Shape::BLOCK_N);
-  using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
+  using TiledMma = typename MmaOf<Shape, LoadA, LoadB>::type;
 
   // Small M is bound by memory latency. A CTA that is alone on its SM must keep as many bytes in
   // flight as memory delivers within that latency: about 70 KiB.
@@ -404,7 +406,7 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
   if constexpr (!Gemm::kWeightsFirst) wait_for_previous();
   __syncthreads();
 
-  const TiledMma mma;
+  TiledMma mma(params.b);
   const typename Gemm::Epilogue epilogue(params.epilogue);
   LoadAhead<Gemm> ahead(params, line);
   // One stage stays free, or two of more than three: then a warp can be two k blocks ahead of
@@ -424,6 +426,7 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
     if (k_blocks == kNoTile) break;
     clear<Shape>(D);
     if (ptx::uniform(epilogue.wants(line.tile(now)))) {
+      mma.begin(line.tile(now));
       ring.wait_full(at);
       mma.load(fragments[0], ring.address(at), 0);
       for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
@@ -441,6 +444,7 @@ __global__ void __launch_bounds__(Gemm::Shape::kThreads, Gemm::kBlocksAtOnce)
         ahead.advance(ring);
         TiledMma::multiply(D, fragments[0]);
         if (!ends) {
+          mma.next_block();
           ring.wait_full(at);
           mma.load(fragments[0], ring.address(at), 0);
         }

@@ -5,6 +5,7 @@
 
 #include "cuda/core/fragment.h"
 #include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/schedule/tile.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/mma_sync.h"
 
@@ -82,10 +83,22 @@ class Mma {
   };
 
   __device__ Mma() : a_(Shape::fragment_row(0)), b_(Shape::fragment_column()) {}
+  template <class Params>
+  __device__ explicit Mma(const Params& /*of_b*/) : Mma() {}
+
+  // Called before the fragments of a tile's first k block are loaded, and of each next one.
+  __device__ static void begin(const Tile& /*tile*/) {}
+  __device__ static void next_block() {}
 
   __device__ __forceinline__ void load(Fragments& to, uint32_t stage, int step) const {
+    load_a(to, stage, step);
+    load_b(to, stage, step);
+  }
+  __device__ __forceinline__ void load_a(Fragments& to, uint32_t stage, int step) const {
 #pragma unroll
     for (int m = 0; m < Shape::kFragments; ++m) a_.load(to.a[m], stage, step, m);
+  }
+  __device__ __forceinline__ void load_b(Fragments& to, uint32_t stage, int step) const {
 #pragma unroll
     for (int n = 0; n < Shape::kWarpColumns / 16; ++n) b_.load(to.b[n], stage + A::kBytes, step, n);
   }
@@ -111,6 +124,12 @@ class Mma {
 
   FragmentPlaces<A, Shape::kFragments, true, kStepBytes<A>> a_;
   FragmentPlaces<B, Shape::kWarpColumns / 16, false, kStepBytes<B>> b_;
+};
+
+// The MMAs of loaders: of values in both operands, unless a loader has codes (sm80_codes_mma.h).
+template <class Shape, class LoadA, class LoadB>
+struct MmaOf {
+  using type = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
 };
 
 }  // namespace tilemoe::cuda::sm80

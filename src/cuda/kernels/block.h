@@ -75,6 +75,24 @@ class Arrivals {
     return last;
   }
 
+  // The same where whole warps arrive, without the rest of their CTAs: called by all lanes.
+  __device__ void open_by_warp() const {
+    if (lane_index() == 0) open();
+  }
+  __device__ bool is_last_warp(Counter warps) const {
+    __syncwarp();
+    int last = 0;
+    if (lane_index() == 0) {
+      __threadfence();
+      last = (atomicAdd(counter_, Counter{1}) & kMaxBlocks) + 1 == warps;
+      if (last) *static_cast<volatile Counter*>(counter_) = 0;
+      __threadfence();
+    }
+    last = __shfl_sync(kAllLanes, last, 0);
+    __syncwarp();
+    return last != 0;
+  }
+
  private:
   Counter* counter_;
   Counter stamp_;

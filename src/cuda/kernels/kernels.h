@@ -19,6 +19,11 @@ size_t pair_scratch_bytes(const tilemoe_routing_spec& spec);
 void route_tokens(const tilemoe_routing& routing, const tilemoe_route_tokens_args& args);
 size_t route_tokens_scratch_bytes(const tilemoe_routing_spec& spec, int64_t d);
 
+// A float32 weight (E, d) as bfloat16 (E, blocks of 64 columns, terms, 64), zeros past d.
+constexpr int kWeightTerms = 3;
+constexpr int64_t kTermColumns = 64;
+void split_weight(const tilemoe_tensor& weight, void* terms, cudaStream_t stream);
+
 void route_rounded(const tilemoe_routing& routing, const tilemoe_route_rounded_args& args);
 size_t round_scratch_bytes(const tilemoe_routing_spec& spec);
 
@@ -35,6 +40,8 @@ void score_gradient(const ScoreGradient& step);
 void bias_gradient(const BiasGradient& step);
 size_t bias_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);
 void sum_rows(const tilemoe_sum_rows_args& args);
+// Sets the rows of `out` (capacity, columns) after the last expert's to zero.
+void clear_rest(const Rows& rows, const tilemoe_tensor& out, void* stream);
 
 // Quantised weights.
 

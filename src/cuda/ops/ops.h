@@ -73,6 +73,16 @@ struct Projection {
   }
 };
 
+// The weights of a projection of forward: values, or codes on the arches that read them.
+template <class Arch, Variant kVariant, class Shape, int kParts>
+struct ForwardWeights {
+  using type = typename Arch::template Weights<Shape, kVariant.weights, kParts>;
+};
+template <class Arch, Variant kVariant, class Shape, int kParts>
+requires(kVariant.codes) struct ForwardWeights<Arch, kVariant, Shape, kParts> {
+  using type = typename Arch::template Codes<Shape, kParts>;
+};
+
 // H = X W1^T + b1, A = act(H): gathers X while it loads, and finishes A before it stores.
 
 // With interleaved gate/up columns in W1, the GEMM has 2n columns like any other, and its epilogue
@@ -83,15 +93,19 @@ void run(const UpProjection& step) {
   using Epilogue =
       typename Arch::template Activation<Shape, kVariant.activations, kVariant.interleaved_columns>;
   using X = typename Arch::template Rows<Shape, kVariant.gathers>;
-  using W1 = typename Arch::template Weights<Shape, kVariant.weights, Epilogue::kParts>;
+  using W1 = typename ForwardWeights<Arch, kVariant, Shape, Epilogue::kParts>::type;
   const tilemoe_experts& experts = *step.experts;
   const UpWeights& from = step.weights;
   const UpParts weights = up_parts(experts, from.W1, from.W1_up, kVariant.interleaved_columns);
   const UpParts biases = up_parts(experts, from.b1, from.b1_up, kVariant.interleaved_columns);
+  typename W1::Params of_W1;
+  if constexpr (kVariant.codes)
+    of_W1 = W1::params(step.codes, experts, up_code_rows(experts), experts.d);
+  else
+    of_W1 = W1::params(weights.part);
   Projection<Arch, kVariant, Shape, X, W1, Epilogue, Epilogue::kParts>::run(
-      step, X::params(step.X, step.rows), W1::params(weights.part),
-      Epilogue::params(step.H, step.A, biases, experts), weights.columns,
-      k_blocks<Shape>(experts.d));
+      step, X::params(step.X, step.rows), of_W1, Epilogue::params(step.H, step.A, biases, experts),
+      weights.columns, k_blocks<Shape>(experts.d));
 }
 
 // Y = A W2^T + b2.
@@ -100,11 +114,16 @@ template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const DownProjection& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
   using A = typename Arch::template Rows<Shape, false>;
-  using W2 = typename Arch::template Weights<Shape, kVariant.weights, 1>;
+  using W2 = typename ForwardWeights<Arch, kVariant, Shape, 1>::type;
   using Epilogue = typename Arch::template Store<Shape, typename Shape::Recipe::Out::Y>;
+  typename W2::Params of_W2;
+  if constexpr (kVariant.codes)
+    of_W2 = W2::params(step.codes, *step.experts, down_code_rows(step), step.experts->n);
+  else
+    of_W2 = W2::params(&step.W2);
   Projection<Arch, kVariant, Shape, A, W2, Epilogue>::run(
-      step, A::params(step.A, step.rows), W2::params(&step.W2), Epilogue::params(step.Y, step.b2),
-      step.Y.shape[1], k_blocks<Shape>(step.experts->n));
+      step, A::params(step.A, step.rows), of_W2, Epilogue::params(step.Y, step.b2), step.Y.shape[1],
+      k_blocks<Shape>(step.experts->n));
 }
 
 // dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds.

@@ -9,10 +9,12 @@
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/launch_gemm.h"
 #include "cuda/gemm/load/chained.h"
+#include "cuda/gemm/load/sm80_codes.h"
 #include "cuda/gemm/load/sm80_rows.h"
 #include "cuda/gemm/load/sm80_weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
+#include "cuda/gemm/sm80_codes_mma.h"
 #include "cuda/gemm/sm80_split_k.h"
 #include "cuda/ops/table.h"
 
@@ -35,7 +37,7 @@ struct Sm80 {
   static constexpr ArchName kName = ArchName::kSm80;
 
   template <Variant kVariant, TileConfiguration kTile>
-  using Shape = sm80::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile>;
+  using Shape = sm80::TileShape<typename RecipeOf<kVariant.recipe>::type, kTile, kVariant.codes>;
 
   // ---- operand A: rows by expert, or summed over
   template <class Shape, bool kGathers>
@@ -48,6 +50,8 @@ struct Sm80 {
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
   using Weights = sm80::Weights<Shape, kMajor, kParts>;
+  template <class Shape, int kParts>
+  using Codes = sm80::Codes<Shape, kParts>;
   template <class Shape, Major kMajor>
   using WeightsByParts = sm80::WeightsByParts<Shape, kMajor>;
   template <class Shape>

@@ -1,4 +1,4 @@
-// Copies: cp.async, loads and stores of 16 and 8 bytes, prefetch, ldmatrix, stmatrix, movmatrix.
+// Copies: cp.async, loads and stores of 16, 8 and 4 bytes, prefetch, ldmatrix, stmatrix, movmatrix.
 //
 // cp.async: 16-byte copies from global to shared memory, one per thread.
 #pragma once
@@ -21,8 +21,13 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// 16 or 8 bytes at a time.
+// 16, 8 or 4 bytes at a time.
 
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t shared) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
+  return v;
+}
 __device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");

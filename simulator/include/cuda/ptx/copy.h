@@ -12,8 +12,13 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
   simulator::arrive_copies(barrier);
 }
 
-// 16 or 8 bytes at a time.
+// 16, 8 or 4 bytes at a time.
 
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t shared) {
+  uint32_t v;
+  simulator::load_shared(shared, &v, 4);
+  return v;
+}
 __device__ __forceinline__ uint2 load_shared_8(uint32_t shared) {
   uint2 v;
   simulator::load_shared(shared, &v, 8);

@@ -94,8 +94,10 @@ class Chained {
  public:
   using First = First_;
   using Second = Second_;
-  using Operand = typename First::Operand;
-  static_assert(std::is_same_v<Operand, typename Second::Operand>);
+  // Codes take fewer bytes than the second source's values, in a stage that holds either.
+  using Operand = typename Second::Operand;
+  static_assert(First::Operand::kRows == Operand::kRows &&
+                First::Operand::kBytes <= Operand::kBytes);
 
   struct Params {
     typename First::Params first;

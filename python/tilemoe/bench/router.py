@@ -1,0 +1,109 @@
+"""python -m tilemoe.bench.router: the time of tilemoe.router_logits and of torch's linear layer.
+
+Both run once in each round, one after the other, with cold caches; numbers are quartiles over the
+rounds. Prints one JSON line per layer, dtype of the logits and number of tokens, and writes them to
+--json as records.py has them: tilemoe_ms, linear_ms, and ratio, the first divided by the second.
+Logits of x's dtype are compared with torch.nn.functional.linear, float32 ones with
+torch.mm(out_dtype=torch.float32), on a CPU with a linear layer in float32.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+
+import torch
+
+from . import machine, records
+from .layers import LAYERS
+from .measure import make_clock
+
+# The layers of scripts/gpu/stages.py whose router is no other's.
+DEFAULT = ("7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
+           "kimi-linear", "qwen3-next", "sparse-e512")  # fmt: skip
+FEW_TOKENS = (1, 64, 512)
+WARM_UP = 3
+
+
+def linear(x, weight, dtype):
+    """What a router's linear layer calls."""
+    if dtype == x.dtype:
+        return torch.nn.functional.linear(x, weight)
+    if x.is_cuda:
+        return torch.mm(x, weight.mT, out_dtype=dtype)
+    return torch.nn.functional.linear(x.to(dtype), weight.to(dtype))
+
+
+def compare(T, d, E, dtype, clock, device, rounds):
+    """{"tilemoe_ms", "linear_ms", "ratio"}: a number for each round."""
+    import tilemoe
+
+    torch.manual_seed(0)
+    x = torch.randn(T, d, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(E, d, device=device, dtype=torch.bfloat16) / d**0.5
+    calls = {
+        "tilemoe_ms": lambda: tilemoe.router_logits(x, weight, dtype=dtype),
+        "linear_ms": lambda: linear(x, weight, dtype),
+    }
+    exact = x[:64].double() @ weight.double().T
+    for name, call in calls.items():
+        got = [call() for _ in range(WARM_UP)][-1][:64].double()
+        if not (got - exact).abs().amax() <= 2.0**-6 * exact.abs().amax():
+            raise ValueError(f"{name}: wrong logits")
+    samples = {name: [] for name in (*calls, "ratio")}
+    for _ in range(rounds):
+        times = {}
+        for name, call in calls.items():
+            clock.host(call)  # the host's time of a call, for which the device sleeps
+            times[name] = clock.timed(call)[0]
+        for name, ms in times.items():
+            samples[name].append(ms)
+        samples["ratio"].append(times["tilemoe_ms"] / times["linear_ms"])
+    return samples
+
+
+def measure(layers, tokens, device, rounds):
+    """Yield a Measurement for each layer, dtype of the logits and number of tokens."""
+    clock = make_clock(device)
+    of_machine = machine.describe(device, ["tilemoe", "torch"])
+    for name in layers:
+        layer = (LAYERS["cuda"] | LAYERS["cpu"])[name]
+        for dtype in (torch.bfloat16, torch.float32):
+            for T in dict.fromkeys(tokens or (layer.T, *FEW_TOKENS)):
+                samples = compare(T, layer.d, layer.E, dtype, clock, device, rounds)
+                values = {key: records.quartiles(of) for key, of in samples.items()}
+                kind = str(dtype).removeprefix("torch.")
+                values = {"T": T, "d": layer.d, "E": layer.E, **values}
+                yield records.Measurement(name=f"router/{name}/{kind}/t{T}", values=values,
+                                          **of_machine)  # fmt: skip
+
+
+def main(argv=None):
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tilemoe.bench.router", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    names = [*LAYERS["cuda"], *LAYERS["cpu"]]
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"of {', '.join(names)}")
+    parser.add_argument("--tokens", nargs="+", type=int, metavar="T",
+        help="default: the layer's, and 1, 64, 512")  # fmt: skip
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if torch finds a GPU")
+    parser.add_argument("--rounds", type=int, default=30, help="default: 30")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write a results file")
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.layers if name not in names]:
+        parser.error(f"unknown layer {unknown[0]}, expected one of {', '.join(names)}")
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    measurements = []
+    for one in measure(args.layers or DEFAULT, args.tokens, device, args.rounds):
+        measurements.append(one)
+        print(json.dumps(dataclasses.asdict(one)), flush=True)
+        if args.json:  # after each, for a run that is cut off
+            records.write(args.json, measurements)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

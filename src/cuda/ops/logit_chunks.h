@@ -1,0 +1,207 @@
+// Code that the forms of router_logits share (router_logits.cu): the order of tiles and chunks, the
+// sum of chunks, and the store of logits.
+#pragma once
+
+#include <cstdint>
+
+#include "core/check.h"
+#include "cuda/core/fragment.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/kernels/arrays.h"
+#include "cuda/kernels/block.h"
+#include "cuda/kernels/kernels.h"
+
+namespace tilemoe::cuda::logits {
+
+constexpr int64_t kBlockColumns = kTermColumns;  // of a k block
+constexpr int64_t kChunkBlocks = 32;
+constexpr int64_t kChunkColumns = kChunkBlocks * kBlockColumns;
+constexpr int kTerms = kWeightTerms;  // of a float32 weight
+
+// ---------------------------------------------------------------- tiles
+
+// Tile::expert is the chunk, Tile::m_block the number of the tile of logits.
+template <int kRows>
+class ChunkTiles {
+ public:
+  static constexpr int kTogether = 1;
+
+  struct Params {
+    int32_t T, n_blocks, tiles, chunks;
+    int32_t k_blocks, last_k_blocks;  // of a chunk, of the last one
+    bool split;                       // a CTA takes one chunk, not all of a tile
+  };
+
+  __device__ explicit ChunkTiles(const Params& params)
+      : params_(params), index_(static_cast<int32_t>(blockIdx.x)) {}
+
+  __device__ bool next(Tile& tile) {
+    const int32_t number = params_.split ? index_ % params_.tiles : index_;
+    const int32_t chunk = params_.split ? index_ / params_.tiles : chunk_;
+    if (number >= params_.tiles || chunk >= params_.chunks) return false;
+    tile = {.expert = chunk,
+            .row_begin = number / params_.n_blocks * kRows,
+            .row_end = params_.T,
+            .n_block = number % params_.n_blocks,
+            .k_blocks = chunk + 1 == params_.chunks ? params_.last_k_blocks : params_.k_blocks,
+            .m_block = number};
+    const bool goes_on = !params_.split && chunk + 1 < params_.chunks;
+    chunk_ = goes_on ? chunk + 1 : 0;
+    if (!goes_on) index_ += static_cast<int32_t>(gridDim.x);
+    return true;
+  }
+
+ private:
+  const Params& params_;
+  int32_t index_, chunk_ = 0;
+};
+
+// ---------------------------------------------------------------- sums of chunks
+
+// A thread's numbers of a tile in scratch: 16 bytes of all threads, then the next.
+template <int kThreads>
+class ThreadSums {
+ public:
+  // `first` is the thread's first vector.
+  __device__ explicit ThreadSums(float4* first) : first_(first) {}
+
+  // Vectors from number `vector` on.
+  template <int kNumbers>
+  __device__ __forceinline__ void keep(int vector, const float (&d)[kNumbers]) const {
+#pragma unroll
+    for (int i = 0; i < kNumbers / 4; ++i)
+      first_[(vector + i) * kThreads] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+  }
+  template <int kNumbers>
+  __device__ __forceinline__ void read(int vector, float (&d)[kNumbers]) const {
+#pragma unroll
+    for (int i = 0; i < kNumbers / 4; ++i)
+      reinterpret_cast<float4&>(d[4 * i]) = __ldcg(first_ + (vector + i) * kThreads);
+  }
+  // chunk = what is here + chunk
+  template <int kNumbers>
+  __device__ __forceinline__ void add_to(int vector, float (&chunk)[kNumbers]) const {
+    float sum[kNumbers];
+    read(vector, sum);
+    add(sum, chunk);
+  }
+  // The same of numbers in registers: for all chunks in the same order.
+  template <int kNumbers>
+  __device__ __forceinline__ static void add(const float (&sum)[kNumbers],
+                                             float (&chunk)[kNumbers]) {
+#pragma unroll
+    for (int i = 0; i < kNumbers; ++i) chunk[i] = sum[i] + chunk[i];
+  }
+
+ private:
+  float4* first_;
+};
+
+// ---------------------------------------------------------------- the logits
+
+struct Output {
+  int32_t T, E;
+  FloatArray bias;  // (E); data null: none
+  void* logits;     // (T, E)
+  tilemoe_dtype dtype;
+  int64_t row_stride;  // in elements
+  bool by_two;         // two logits may be stored at once
+
+  // Adds the bias, rounds and stores a lane's numbers of a fragment from row and column on.
+  template <int kNumbers>
+  __device__ __forceinline__ void store(const float (&sum)[kNumbers], int32_t row,
+                                        int32_t column) const {
+    switch (dtype) {
+      case TILEMOE_BFLOAT16: return store_as<__nv_bfloat16>(sum, row, column);
+      case TILEMOE_FLOAT16: return store_as<__half>(sum, row, column);
+      default: return store_as<float>(sum, row, column);
+    }
+  }
+
+ private:
+  template <class Logit, int kNumbers>
+  __device__ __forceinline__ void store_as(const float (&sum)[kNumbers], int32_t first_row,
+                                           int32_t first_column) const {
+    const int32_t row = first_row + fragment::row(0);
+    auto* const place = static_cast<Logit*>(logits) + row * row_stride;
+    const bool biased = bias.data != nullptr;
+#pragma unroll
+    for (int j = 0; j < kNumbers / 4; ++j) {
+      const int32_t column = first_column + fragment::column(j);
+      if (column >= E) break;
+      const bool both = column + 1 < E;
+      const float low = biased ? bias.at(column) : 0.f;
+      const float high = biased && both ? bias.at(column + 1) : 0.f;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const d = &sum[4 * j + 2 * half];
+        if (row + 8 * half < T)
+          put(place + 8 * half * row_stride + column, biased ? d[0] + low : d[0],
+              biased ? d[1] + high : d[1], both);
+      }
+    }
+  }
+  template <class Logit>
+  __device__ __forceinline__ void put(Logit* place, float low, float high, bool both) const {
+    if constexpr (sizeof(Logit) == sizeof(float)) {
+      if (by_two) {
+        *reinterpret_cast<float2*>(place) = {low, high};
+      } else {
+        place[0] = low;
+        if (both) place[1] = high;
+      }
+    } else {
+      const uint32_t word = pack(low, high, Logit());
+      if (by_two) {
+        *reinterpret_cast<uint32_t*>(place) = word;
+      } else {
+        auto* const halves = reinterpret_cast<uint16_t*>(place);
+        halves[0] = static_cast<uint16_t>(word);
+        if (both) halves[1] = static_cast<uint16_t>(word >> 16);
+      }
+    }
+  }
+};
+
+// ---------------------------------------------------------------- a call, on the host
+
+constexpr TileConfiguration kWide{128, 256}, kMiddle{128, 128}, kNarrow{128, 64}, kFew{16, 32};
+
+// How a call is cut: the results do not depend on it.
+struct Cut {
+  TileConfiguration tile;
+  int64_t n_blocks, tiles, chunks;
+  bool split;  // several CTAs compute a tile
+
+  Cut(int64_t T, int64_t E, int64_t d, int64_t sms);
+};
+
+// A call as the kernels take it.
+struct LogitsCall {
+  const tilemoe_tensor& X;
+  tilemoe_tensor weight;  // in X's dtype, or the terms of a float32 weight
+  int terms;              // of the weight
+  const Cut& cut;
+  Output output;
+  float4* sums;
+  Counter* counters;
+  void* stream;
+
+  template <class Order>
+  typename Order::Params order() const {
+    const int64_t blocks = blocks_of(X.shape[1], kBlockColumns);
+    return {
+        .T = output.T,
+        .n_blocks = static_cast<int32_t>(cut.n_blocks),
+        .tiles = static_cast<int32_t>(cut.tiles),
+        .chunks = static_cast<int32_t>(cut.chunks),
+        .k_blocks = static_cast<int32_t>(kChunkBlocks * terms),
+        .last_k_blocks = static_cast<int32_t>((blocks - (cut.chunks - 1) * kChunkBlocks) * terms),
+        .split = cut.split};
+  }
+};
+
+// By wgmma, if one CTA computes a tile.
+void launch_sm90(const LogitsCall& call);
+
+}  // namespace tilemoe::cuda::logits
