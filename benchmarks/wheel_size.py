@@ -26,7 +26,7 @@ def measurement(wheel):
         kernels, nvcc = kernel_hash.kernels(archive.extract(CUDA_LIBRARY, folder))
         commit = archive.read(COMMIT).decode().strip()
     name = lambda file: pathlib.Path(file).name.partition(".")[0].partition("-")[0]
-    largest = sorted(files, key=files.get, reverse=True)[:4]
+    largest = sorted(files, key=files.get, reverse=True)[:5]
     return records.Measurement(
         "wheel", "x86-64", {"tilemoe": wheel.name.split("-")[1], "nvcc": nvcc}, commit,
         {"wheel": wheel.name, "bytes": wheel.stat().st_size,

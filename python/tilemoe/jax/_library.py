@@ -66,7 +66,10 @@ class Library:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def description(self) -> str:
-        return self._c.tilemoe_jax_description().decode()
+        """One line about the device, or why it cannot be used."""
+        text = self._c.tilemoe_jax_description().decode()
+        failed = re.match(r"tilemoe_\w+: (.*?)( \[\S+: \w+\])?$", text)
+        return f"no: {failed[1]}" if failed else text
 
     def arrays(self, handler: str, results: bool) -> tuple[str, ...]:
         """The names of a handler's possible operands or results, in XLA's order."""
