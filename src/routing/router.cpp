@@ -87,6 +87,7 @@ void router_losses(const tilemoe_router_losses_args* given) {
   TILEMOE_CHECK(std::isfinite(args.balance_coefficient) && std::isfinite(args.z_coefficient),
                 "balance_coefficient is " << args.balance_coefficient << " and z_coefficient "
                                           << args.z_coefficient << ", expected finite numbers");
+  const Backend& backend = backend_for(args.device);
   const size_t needed = router_losses_workspace_bytes(args.device, T, E);
   check_workspace(args.workspace, args.workspace_bytes, needed);
   MemoryUse memory;
@@ -96,7 +97,7 @@ void router_losses(const tilemoe_router_losses_args* given) {
   memory.writes("dlogits", args.dlogits);
   memory.writes("workspace", args.workspace, needed);
   memory.check();
-  backend_for(args.device).router_losses(args);
+  backend.router_losses(args);
 }
 
 namespace {
