@@ -116,7 +116,7 @@ std::vector<verify::Case> cases() {
 
 class CodesInForward : public testing::TestWithParam<verify::Case> {};
 
-TEST_P(CodesInForward, ReplaceTheDequantisationBitForBit) {
+TEST_P(CodesInForward, KeepTheBits) {
   simulate("sm80");
   const verify::Case& one = GetParam();
   const verify::Inputs inputs = verify::make_inputs(one, 1);
