@@ -180,6 +180,11 @@ def test_under_autocast():
         assert layer(x).dtype == torch.bfloat16
 
 
+def test_a_layer_in_another_dtype_than_x_is_refused():
+    x = normal(3, d, seed=6, dtype=torch.bfloat16)
+    refused(ValueError, "x is torch.bfloat16 and gate.weight torch.float16", make(torch.float16), x)
+
+
 def test_other_shapes():
     x, weight, _ = gate_of((DTYPE, DTYPE, None), 30)
     logits = tilemoe.router_logits(x, weight)
