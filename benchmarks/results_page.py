@@ -190,6 +190,46 @@ def quantized():
     )  # fmt: skip
 
 
+def codes():
+    """Forward of quantised layers by sm80: GEMMs that read codes next to those that read values."""
+    found = {}
+    for name, one in Results("codes").of("codes").items():
+        found.setdefault(one.values["T"], {})[name.rpartition("-")[2]] = one
+    one = found[512]["fp8"]
+    rows = [[T, f"{of['fp8'].values['rows_an_expert']:.3g}", f"{of['fp8'].median('16_bits_ms'):.2f}",
+             *(f"{of[name].median('dequantised_ms'):.2f} / {of[name].median('codes_ms'):.2f}"
+               for name in FORMATS)] for T, of in sorted(found.items())]  # fmt: skip
+    return section(
+        "Quantised weights that the arch `sm80` reads as codes",
+        f"{measured(one)}. bfloat16, d = {one.values['d']}, n = {one.values['n']}, "
+        f"E = {one.values['E']}, K = {one.values['K']}, forward with top-K and routing from C++, in "
+        "ms. For each format: with weights dequantised before each GEMM / with GEMMs that read codes, "
+        "at any number of rows. The layer reads codes within "
+        "[limits of its rows](decisions.md#the-arch-sm80-reads-codes-in-forward-if-experts-have-few-rows).",
+        table(["T", "rows / E", "bfloat16", *FORMATS.values()], rows),
+    )  # fmt: skip
+
+
+def router():
+    """The router's logits with one order of the sum next to torch's linear layer."""
+    found = {}
+    for name, one in Results("router").of("router").items():
+        layer, dtype, _ = name.split("/")
+        found.setdefault(layer, {}).setdefault(one.values["T"], {})[dtype] = one
+    one = next(iter(found["olmoe"].values()))["bfloat16"]
+    us = lambda one, side: f"{1000 * one.median(f'{side}_ms'):.1f}"
+    rows = [[layer, T, of["bfloat16"].values["d"], of["bfloat16"].values["E"],
+             *(f"{us(of[dtype], 'tilemoe')} / {us(of[dtype], 'linear')} = "
+               f"{of[dtype].median('ratio'):.2f}" for dtype in ("bfloat16", "float32"))]
+            for layer, by_T in found.items() for T, of in sorted(by_T.items())]  # fmt: skip
+    return section(
+        "Router logits with one order of the sum",
+        f"{measured(one)}. Tokens and weight in bfloat16, logits in bfloat16 and in float32: "
+        "`tilemoe.router_logits` / torch's linear layer, in us, with cold caches.",
+        table("layer | T | d | E | bfloat16 logits | float32 logits", rows),
+    )  # fmt: skip
+
+
 def limits():
     """The layer from C++ next to the limits of the hardware."""
     found = Results("kernels").table_of("kernels")
@@ -511,7 +551,7 @@ def tests():
     )  # fmt: skip
 
 
-SECTIONS = (layers, adapters, quantized, limits, archs, decode, cpu, memory, expert_parallel, training_speed,
+SECTIONS = (layers, adapters, quantized, codes, limits, archs, decode, router, cpu, memory, expert_parallel, training_speed,
             rounding, small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
 Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results).

@@ -66,14 +66,10 @@ test_wheel .venv-torch-newest newest-torch \
 say "testing the wheel with the newest transformers, PEFT and TRL"
 OMP_NUM_THREADS=1 test_wheel .venv-torch-newest newest-transformers \
   "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py \
-  "$root"/tests/torch/routing_replay_test.py \
+  "$root"/tests/torch/{private_apis,routing_replay}_test.py \
   "$root"/tests/torch/peft_{,distributed_,operations_,trl_}test.py "$@"
 
-# torchtitan's models and its trainer require this torch. torchtitan, and Triton, which it imports,
-# are the other environment's.
-"$root/.venv-torch-newest/bin/python" -m venv --without-pip "$root/.venv-torch-models"
-site=$(echo "$root"/.venv-torch-models/lib/python3*/site-packages)
-printf '%s\n' "$root"/.venv-torch{-newest,}/lib/python3*/site-packages >"$site/both.pth"
-say "testing torchtitan's models"
-test_wheel .venv-torch-models torchtitan \
-  "$root"/tests/torch/torchtitan_{models,trainer}_test.py "$@"
+# torchtitan's models and its trainer require this torch.
+say "testing torchtitan with the newest torch"
+test_wheel .venv-torch-newest torchtitan \
+  "$root"/tests/torch/torchtitan_{,models_,trainer_}test.py "$@"

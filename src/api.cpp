@@ -194,47 +194,12 @@ tilemoe_status tilemoe_routing_layout(tilemoe_routing_kind kind, tilemoe_routing
   });
 }
 
-tilemoe_status tilemoe_top_k(const tilemoe_top_k_args* args) {
-  return guarded("tilemoe_top_k", [&] { tilemoe::top_k(args); });
-}
-tilemoe_status tilemoe_top_k_scores(const tilemoe_top_k_scores_args* args) {
-  return guarded("tilemoe_top_k_scores", [&] { tilemoe::top_k_scores(args); });
-}
-
-tilemoe_status tilemoe_route_top_k(tilemoe_routing* routing, const tilemoe_route_top_k_args* args) {
-  return guarded("tilemoe_route_top_k", [&] { tilemoe::route_top_k(routing, args); });
-}
-
 tilemoe_status tilemoe_route_tokens_workspace_bytes(const tilemoe_routing_spec* spec, int64_t d,
                                                     size_t* bytes) {
   return guarded("tilemoe_route_tokens_workspace_bytes", [&] {
     check_out(bytes, "bytes");
     *bytes = tilemoe::route_tokens_workspace_bytes(tilemoe::complete(spec), d);
   });
-}
-
-tilemoe_status tilemoe_route_tokens(tilemoe_routing* routing,
-                                    const tilemoe_route_tokens_args* args) {
-  return guarded("tilemoe_route_tokens", [&] { tilemoe::route_tokens(routing, args); });
-}
-
-tilemoe_status tilemoe_route_general(tilemoe_routing* routing,
-                                     const tilemoe_route_general_args* args) {
-  return guarded("tilemoe_route_general", [&] { tilemoe::route_general(routing, args); });
-}
-
-tilemoe_status tilemoe_route_rounded(tilemoe_routing* routing,
-                                     const tilemoe_route_rounded_args* args) {
-  return guarded("tilemoe_route_rounded", [&] { tilemoe::route_rounded(routing, args); });
-}
-
-tilemoe_status tilemoe_route_grouped(tilemoe_routing* routing,
-                                     const tilemoe_route_grouped_args* args) {
-  return guarded("tilemoe_route_grouped", [&] { tilemoe::route_grouped(routing, args); });
-}
-
-tilemoe_status tilemoe_router_backward(const tilemoe_router_backward_args* args) {
-  return guarded("tilemoe_router_backward", [&] { tilemoe::router_backward(args); });
 }
 
 tilemoe_status tilemoe_router_logits_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
@@ -246,24 +211,12 @@ tilemoe_status tilemoe_router_logits_workspace_bytes(tilemoe_device device, int6
   });
 }
 
-tilemoe_status tilemoe_router_logits(const tilemoe_router_logits_args* args) {
-  return guarded("tilemoe_router_logits", [&] { tilemoe::router_logits(args); });
-}
-
 tilemoe_status tilemoe_router_losses_workspace_bytes(tilemoe_device device, int64_t T, int64_t E,
                                                      size_t* bytes) {
   return guarded("tilemoe_router_losses_workspace_bytes", [&] {
     check_out(bytes, "bytes");
     *bytes = tilemoe::router_losses_workspace_bytes(device, T, E);
   });
-}
-
-tilemoe_status tilemoe_router_losses(const tilemoe_router_losses_args* args) {
-  return guarded("tilemoe_router_losses", [&] { tilemoe::router_losses(args); });
-}
-
-tilemoe_status tilemoe_sum_rows(const tilemoe_sum_rows_args* args) {
-  return guarded("tilemoe_sum_rows", [&] { tilemoe::sum_rows(args); });
 }
 
 tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,
@@ -308,9 +261,31 @@ const char* tilemoe_format_name(tilemoe_format format) {
   return tilemoe::format_name(format);
 }
 
-tilemoe_status tilemoe_dequantize(const tilemoe_dequantize_args* args) {
-  return guarded("tilemoe_dequantize", [&] { tilemoe::dequantize(args); });
-}
+// tilemoe_top_k(args), and so on.
+#define TILEMOE_OF_ARGS(name)                                        \
+  tilemoe_status tilemoe_##name(const tilemoe_##name##_args* args) { \
+    return guarded("tilemoe_" #name, [&] { tilemoe::name(args); });  \
+  }
+TILEMOE_OF_ARGS(top_k)
+TILEMOE_OF_ARGS(top_k_scores)
+TILEMOE_OF_ARGS(router_backward)
+TILEMOE_OF_ARGS(router_logits)
+TILEMOE_OF_ARGS(router_losses)
+TILEMOE_OF_ARGS(sum_rows)
+TILEMOE_OF_ARGS(dequantize)
+#undef TILEMOE_OF_ARGS
+
+// tilemoe_route_top_k(routing, args), and so on.
+#define TILEMOE_OF_ROUTING(name)                                                               \
+  tilemoe_status tilemoe_##name(tilemoe_routing* routing, const tilemoe_##name##_args* args) { \
+    return guarded("tilemoe_" #name, [&] { tilemoe::name(routing, args); });                   \
+  }
+TILEMOE_OF_ROUTING(route_top_k)
+TILEMOE_OF_ROUTING(route_tokens)
+TILEMOE_OF_ROUTING(route_general)
+TILEMOE_OF_ROUTING(route_rounded)
+TILEMOE_OF_ROUTING(route_grouped)
+#undef TILEMOE_OF_ROUTING
 
 // tilemoe_forward(experts, args), and so on.
 #define TILEMOE_OF_EXPERTS(name)                                             \

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "arguments_layer_problem.h"
+#include "core/check.h"
 
 namespace tilemoe::arguments {
 namespace {
@@ -161,6 +162,32 @@ TEST(MmArguments, CombineMmBackward) {
   BAD_TENSOR(cases, args.dA, .optional = true, .aligned = true);
   BAD_TENSOR(cases, args.dO, .layout = Layout::kRows, .aligned = true);
   run_cases(cases);
+}
+
+// A caller of the first version, and one of a newer version with a field that is not zero.
+template <class P>
+void expect_grows() {
+  P older;
+  older.args.struct_size = kMinBytes<std::remove_cvref_t<decltype(older.args)>>;
+  ASSERT_LT(older.args.struct_size, sizeof older.args);
+  expect_taken(older);
+  P newer;
+  struct {
+    decltype(newer.args) args;
+    uint64_t more;
+  } grown{newer.args, 0};
+  grown.args.struct_size = sizeof grown;
+  newer.args_pointer = &grown.args;
+  expect_taken(newer);
+  grown.more = 1;
+  expect_refused(newer.call(), "newer version");
+}
+
+TEST(MmArguments, StructsGrow) {
+  expect_grows<Gathered>();
+  expect_grows<GatheredBackward>();
+  expect_grows<Combined>();
+  expect_grows<CombinedBackward>();
 }
 
 TEST(MmArguments, WorkspaceQuery) {

@@ -148,6 +148,7 @@ class Problem {
   bool route_tokens(Call& call, tilemoe_routing& routing);
   void choose();
   void layer();
+  void gemms();
   void router_backward();
   void losses();
   void logits();
@@ -168,6 +169,9 @@ class Problem {
                       tilemoe_lora& gradients);
   bool forward(const tilemoe_experts& experts);
   bool backward(const tilemoe_experts& experts);
+  template <class Args, class Fill>
+  void gemm(const char* name, tilemoe_mm mm, const tilemoe_experts& experts,
+            tilemoe_status (*entry)(const tilemoe_experts*, const Args*), const Fill& fill);
   size_t layer_workspace(const tilemoe_experts& experts, tilemoe_pass pass,
                          tilemoe_backward_mode mode = TILEMOE_BACKWARD_WHOLE) const {
     tilemoe_workspace_query query{};
@@ -578,6 +582,91 @@ void Problem::layer() {
   backward(experts);
 }
 
+template <class Args, class Fill>
+void Problem::gemm(const char* name, tilemoe_mm mm, const tilemoe_experts& good,
+                   tilemoe_status (*entry)(const tilemoe_experts*, const Args*), const Fill& fill) {
+  Call call(world_, choices_, name);
+  tilemoe_experts experts = good;
+  tilemoe_routing routing = routing_;
+  Args args{};
+  args.struct_size = sizeof args;
+  args.routing = &routing;
+  args.block_turns = static_cast<int32_t>(choices_.below(17));
+  fill(call, args);
+  tilemoe_mm_workspace_query query{};
+  query.struct_size = sizeof query;
+  query.experts = &experts, query.routing = &spec_, query.mm = mm;
+  size_t needed = 0;
+  check(tilemoe_mm_workspace_bytes(&query, &needed));
+  call.workspace(args.workspace, args.workspace_bytes, needed);
+  routing_hazards(call, routing);
+  experts_hazards(call, experts);
+  call.hazard([&args] { args.routing = nullptr; });
+  call.hazard(
+      [&args, turns = any_number(choices_)] { args.block_turns = static_cast<int32_t>(turns); });
+  struct_size_hazard(call, args.struct_size);
+  call.run([&] { return entry(&experts, &args); });
+}
+
+// gathered_mm, combine_mm and their backwards, each with inputs of its own.
+void Problem::gemms() {
+  tilemoe_experts experts{};
+  experts.struct_size = sizeof experts;
+  experts.dtype = any_float(choices_);
+  experts.d = 8 * choices_.between(1, 3), experts.n = 8 * choices_.between(1, 3);
+  experts.E = spec_.E;
+  experts.activation = TILEMOE_IDENTITY;
+  const tilemoe_dtype dtype = experts.dtype;
+  const int64_t E = experts.E, d = experts.d, n = experts.n, capacity = routing_.spec.capacity;
+  const bool some = choices_.one_in(2);
+  const auto outer = [&](Call& call, tilemoe_tensor& tensor, bool written) {
+    if (written) call.output(tensor, dtype, {outer_rows(), d}, Layout::kRows, true);
+    if (!written) call.input(tensor, dtype, {outer_rows(), d}, Layout::kRows, true);
+  };
+  const auto gradients = [&](Call& call, auto& args, int64_t rows, int64_t columns) {
+    const tilemoe_dtype of_gradient = some ? dtype : TILEMOE_FLOAT32;
+    call.output(args.dW, of_gradient, {E, rows, columns}, Layout::kMatrix, true);
+    if (some) call.output(args.db, of_gradient, {E, rows}, Layout::kRows, true);
+    args.accumulate = choices_.one_in(3);
+    if (args.accumulate) call.may_overflow();  // added to garbage
+    call.hazard([&args] { args.accumulate = 2; });
+  };
+  gemm("tilemoe_gathered_mm", TILEMOE_GATHERED_MM, experts, tilemoe_gathered_mm,
+       [&](Call& call, tilemoe_gathered_mm_args& args) {
+         outer(call, args.X, false);
+         call.input(args.W, dtype, {E, n, d}, Layout::kMatrix, true);
+         if (some) call.input(args.b, dtype, {E, n}, Layout::kRows, true);
+         call.output(args.H, dtype, {capacity, n}, Layout::kContiguous, true);
+       });
+  gemm("tilemoe_gathered_mm_backward", TILEMOE_GATHERED_MM_BACKWARD, experts,
+       tilemoe_gathered_mm_backward, [&](Call& call, tilemoe_gathered_mm_backward_args& args) {
+         outer(call, args.X, false);
+         call.input(args.W, dtype, {E, n, d}, Layout::kMatrix, true);
+         call.input(args.dH, dtype, {capacity, n}, Layout::kContiguous, true);
+         outer(call, args.dX, true);
+         if (some) outer(call, args.addend, false);
+         gradients(call, args, n, d);
+       });
+  gemm("tilemoe_combine_mm", TILEMOE_COMBINE_MM, experts, tilemoe_combine_mm,
+       [&](Call& call, tilemoe_combine_mm_args& args) {
+         call.input(args.A, dtype, {capacity, n}, Layout::kContiguous, true);
+         call.input(args.W, dtype, {E, d, n}, Layout::kMatrix, true);
+         if (some) call.input(args.b, dtype, {E, d}, Layout::kRows, true);
+         outer(call, args.O, true);
+         if (some) outer(call, args.addend, false);
+       });
+  gemm("tilemoe_combine_mm_backward", TILEMOE_COMBINE_MM_BACKWARD, experts,
+       tilemoe_combine_mm_backward, [&](Call& call, tilemoe_combine_mm_backward_args& args) {
+         call.input(args.A, dtype, {capacity, n}, Layout::kContiguous, true);
+         call.input(args.W, dtype, {E, d, n}, Layout::kMatrix, true);
+         if (some) call.input(args.b, dtype, {E, d}, Layout::kRows, true);
+         outer(call, args.dO, false);
+         if (some) call.output(args.dA, dtype, {capacity, n}, Layout::kContiguous, true);
+         call.output(args.ds, TILEMOE_FLOAT32, {routing_.spec.pairs});
+         gradients(call, args, d, n);
+       });
+}
+
 void Problem::router_backward() {
   const bool rounded = spec_.kind == TILEMOE_ROUTING_ROUNDED;
   if (!rounded && spec_.kind != TILEMOE_ROUTING_TOP_K) return;
@@ -710,6 +799,7 @@ void fuzz(World& world, const uint8_t* data, size_t size) {
     problem.sum_rows();
     if (!problem.build_routing()) continue;
     problem.layer();
+    problem.gemms();
     problem.router_backward();
   }
 }

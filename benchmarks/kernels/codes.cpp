@@ -44,7 +44,7 @@ void time_layer(const Case& one, const Request& request, Clock& clock, Report& r
   const std::vector<std::byte> of_codes = output_of(quantized);
   forward(0);
   const bool equal = of_codes == output_of(quantized);
-  cuda::set_max_rows_of_codes(cuda::kMaxRowsOfCodes);
+  cuda::set_max_rows_of_codes({});
 
   const double codes = median(ms[0]), values_read = median(ms[1]), plain_ms = median(ms[2]);
   Values values = shape_values(one);

@@ -129,7 +129,31 @@ def _experts_backward_part(dO, X, H, routing, weights, gradients, places, bounds
     return _backward(True, X, H, weights, numbers, places) if is_last else 0
 
 
+def _mm(rows, routing, W, *_, **__):
+    return 2 * rows[0] * W[1] * W[2]
+
+
+def _gathered_mm(X, routing, W, b, capacity, *_, **__):
+    return _mm((capacity,), routing, W)
+
+
+def _gathered_mm_backward(dH, X, routing, W, kind, K, wanted, **_):
+    return _mm(dH, routing, W) * (wanted & 3).bit_count()  # dX, dW
+
+
+def _combine_mm(A, scores, routing, W, *_, **__):
+    return _mm(A, routing, W)
+
+
+def _combine_mm_backward(dO, A, routing, W, b, kind, K, wanted, **_):
+    return _mm(A, routing, W) * (bool(wanted & 3) + bool(wanted & 4))  # dA and ds, dW
+
+
 _FORMULAS = {
+    "gathered_mm": _gathered_mm,
+    "gathered_mm_backward": _gathered_mm_backward,
+    "combine_mm": _combine_mm,
+    "combine_mm_backward": _combine_mm_backward,
     "experts": _experts,
     "moe": _moe,
     "moe_tokens": _moe_tokens,

@@ -229,7 +229,7 @@ def _terms(tensor):
     high = tensor.to(torch.bfloat16)
     if tensor.dtype == torch.bfloat16:
         return [high]
-    return [high, (tensor - high.to(tensor.dtype)).to(torch.bfloat16)]
+    return [high, (tensor.float() - high.float()).to(torch.bfloat16)]
 
 
 def _input_gradient(dlogits, weight, dtype):

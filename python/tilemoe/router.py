@@ -132,14 +132,15 @@ class Router(nn.Module):
         local = spread.parameter if spread else plain
         weight, bias = local("gate.weight", self.weight), local("gate.bias", self.bias)
         self._check_devices(x, weight, bias)
+        is_cast = autocast_dtype(x.device) is not None
+        if self.dtype is None and weight.dtype != x.dtype and not is_cast:
+            raise ValueError(
+                f"tilemoe: x is {x.dtype} and gate.weight {weight.dtype}: cast one of them, or "
+                "call the layer under torch.autocast"
+            )
         if self.kind == "fixed":
             return router_logits(x, weight, bias, dtype=self.dtype)
         if self.dtype is None:
-            if weight.dtype != x.dtype and autocast_dtype(x.device) is None:
-                raise ValueError(
-                    f"tilemoe: x is {x.dtype} and gate.weight {weight.dtype}: cast one of them, or "
-                    "call the layer under torch.autocast"
-                )
             return nn.functional.linear(x, weight, bias)
         ops.refuse_transforms()
         ops.refuse_tangents((x, weight))

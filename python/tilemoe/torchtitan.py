@@ -16,6 +16,10 @@ of torchtitan's all-to-all, and around DeepEP and HybridEP. With other dispatche
 `experts`.
 """
 
+from . import _private
+
+_private.require("tilemoe.torchtitan", ImportError)
+
 from torchtitan.config import derive, override
 from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 
@@ -55,6 +59,7 @@ def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
         "torchtitan.models.gpt_oss.moe",
         "GptOssGroupedExperts.Config",
     ):
+        _private.require("torchtitan's gpt-oss by tilemoe")
         # Imported only if it is used: its package requires a newer torch than the others.
         from .integrations.torchtitan_gpt_oss import TileMoEGptOssGroupedExperts
 

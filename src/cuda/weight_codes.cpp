@@ -8,7 +8,14 @@
 namespace tilemoe::cuda {
 namespace {
 
-std::atomic<int64_t> max_rows{kMaxRowsOfCodes};
+constexpr int64_t kNotSet = -1;
+std::atomic<int64_t> set_max_rows{kNotSet};
+
+bool has_rows_for_codes(tilemoe_format format, int64_t capacity, int64_t E) {
+  const int64_t set = set_max_rows;
+  if (set != kNotSet) return capacity <= set * E;
+  return capacity >= E && capacity <= max_rows_of_codes(format) * E;
+}
 
 // Rows of codes begin on 16 bytes, and those of NF4 at a block of scales.
 bool has_rows_for_copies(tilemoe_format format, int64_t columns) {
@@ -34,21 +41,22 @@ bool has_kernel(Step step, const CodesRequest& request, tilemoe_format format, i
 
 }  // namespace
 
-void set_max_rows_of_codes(int64_t rows) {
-  max_rows = rows;
+void set_max_rows_of_codes(std::optional<int64_t> rows) {
+  set_max_rows = rows.value_or(kNotSet);
 }
 
 CodesRead codes_read(const CodesRequest& request) {
   const tilemoe_experts& experts = request.experts;
-  if (request.capacity > max_rows * experts.E) return {};
+  const auto reads = [&](auto step, tilemoe_format format, int64_t columns, int32_t rank) {
+    return has_rows_for_codes(format, request.capacity, experts.E) &&
+           has_rows_for_copies(format, columns) && has_kernel(step, request, format, rank);
+  };
   UpProjection up{};
   up.weights.W1 = request.weights.W1;
   DownProjection down{};
   down.W2 = request.weights.W2;
-  return {.W1 = has_rows_for_copies(experts.format_1, experts.d) &&
-                has_kernel(up, request, experts.format_1, experts.rank_1),
-          .W2 = has_rows_for_copies(experts.format_2, experts.n) &&
-                has_kernel(down, request, experts.format_2, experts.rank_2)};
+  return {.W1 = reads(up, experts.format_1, experts.d, experts.rank_1),
+          .W2 = reads(down, experts.format_2, experts.n, experts.rank_2)};
 }
 
 }  // namespace tilemoe::cuda

@@ -3,20 +3,26 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "core/backend.h"
 
 namespace tilemoe::cuda {
 
-// Expected rows of an expert, capacity / E, up to which a GEMM reads codes.
-inline constexpr int64_t kMaxRowsOfCodes = 128;
+// Up to this number of expected rows of an expert, capacity / E, a GEMM reads codes: above it, an
+// expert has several tiles, and each of them converts the codes again (docs/decisions.md has the
+// measurement). With less than one row, most experts have none and are not dequantised anyway.
+constexpr int64_t max_rows_of_codes(tilemoe_format format) {
+  return format == TILEMOE_FORMAT_FP8 ? 64 : 48;
+}
 
-// Replaces kMaxRowsOfCodes in this process, for a measurement or a test; 0: no GEMM reads codes.
-void set_max_rows_of_codes(int64_t rows);
+// Replaces both limits in this process, for a measurement or a test; 0: no GEMM reads codes. Absent:
+// the limits above.
+void set_max_rows_of_codes(std::optional<int64_t> rows);
 
 // Backend::reads_codes. A weight is read as codes if its checkpoint's order is the GEMM's (K
-// contiguous), the arch has a kernel, cp.async can copy its rows, and an expert has at most
-// kMaxRowsOfCodes rows.
+// contiguous), the arch has a kernel, cp.async can copy its rows, and the expected rows of an expert
+// are within the limits.
 CodesRead codes_read(const CodesRequest& request);
 
 }  // namespace tilemoe::cuda

@@ -61,7 +61,7 @@ TEST_P(SimulatedLogits, OfNoTokensAreNone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, SimulatedLogits, testing::Values("sm86", "sm90"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& of) { return std::string(of.param); });
 
 }  // namespace
 }  // namespace tilemoe::test

@@ -24,7 +24,7 @@ namespace {
 // Ends with the default.
 struct MaxRows {
   explicit MaxRows(int64_t rows) { cuda::set_max_rows_of_codes(rows); }
-  ~MaxRows() { cuda::set_max_rows_of_codes(cuda::kMaxRowsOfCodes); }
+  ~MaxRows() { cuda::set_max_rows_of_codes({}); }
 };
 
 // A layer of 4 experts without data.
@@ -77,14 +77,24 @@ TEST(WeightCodes, AreReadWithAdaptersInEachLayoutOfTheGate) {
     }
 }
 
-TEST(WeightCodes, AreReadUpToTheLimitOfRows) {
+TEST(WeightCodes, AreReadWithinTheLimitsOfRows) {
   simulate("sm80");
+  for (const tilemoe_format format : {TILEMOE_FORMAT_FP8, TILEMOE_FORMAT_MXFP4}) {
+    const Layer layer(format);
+    const int64_t limit = 4 * cuda::max_rows_of_codes(format);
+    expect(layer.read(3), false, false);
+    expect(layer.read(4), true, true);
+    expect(layer.read(limit), true, true);
+    expect(layer.read(limit + 1), false, false);
+  }
+  EXPECT_GT(cuda::max_rows_of_codes(TILEMOE_FORMAT_FP8),
+            cuda::max_rows_of_codes(TILEMOE_FORMAT_NF4));
   const Layer layer(TILEMOE_FORMAT_MXFP4);
-  const int64_t limit = 4 * cuda::kMaxRowsOfCodes;
-  expect(layer.read(limit), true, true);
-  expect(layer.read(limit + 1), false, false);
+  const MaxRows thousand(1000);
+  expect(layer.read(1), true, true);
+  expect(layer.read(4000), true, true);
   const MaxRows none(0);
-  expect(layer.read(1), false, false);
+  expect(layer.read(4), false, false);
 }
 
 TEST(WeightCodes, AreNotReadAcrossTheirOrderOrByOtherArchs) {
@@ -116,7 +126,7 @@ std::vector<verify::Case> cases() {
 
 class CodesInForward : public testing::TestWithParam<verify::Case> {};
 
-TEST_P(CodesInForward, ReplaceTheDequantisationBitForBit) {
+TEST_P(CodesInForward, KeepTheBits) {
   simulate("sm80");
   const verify::Case& one = GetParam();
   const verify::Inputs inputs = verify::make_inputs(one, 1);

@@ -88,7 +88,7 @@ def test_inductor_compiles_both_passes(dtype, transposed):
 
 def test_large_sizes_have_the_bits_of_the_layer():
     """Experts of several tiles, and of none."""
-    tokens, width, inner, experts, k = 4096, 2048, 768, 128, 8
+    tokens, width, inner, experts, k = 4096, 2048, 768, 32, 8
     kinds = dict(dtype=torch.bfloat16, scale=0.02)
     layer = {
         "x": normal(tokens, width, seed=1, dtype=torch.bfloat16).requires_grad_(),

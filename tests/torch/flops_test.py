@@ -44,6 +44,25 @@ def test_a_layer(activation, overwrite_H):
     assert counted(lambda: out.backward(torch.ones_like(out)))[0] == 2 * forward
 
 
+@pytest.mark.parametrize("name", ["x", "logits_or_scores", "W1", "b1", "W2", "b2", None])
+def test_the_gemms_as_functions(name):
+    """The GEMMs of the layer, of all gradients and of each alone."""
+    given = {key: t for key, t in layer().items() if isinstance(t, torch.Tensor)}
+    for key, tensor in given.items():
+        tensor.requires_grad_(name in (key, None))
+
+    def run():
+        routing = tilemoe.route(given["logits_or_scores"], K)
+        h = tilemoe.gathered_mm(given["x"], given["W1"], routing, bias=given["b1"])
+        gate, up = h.chunk(2, -1)
+        return tilemoe.combine_mm(gate * up, given["W2"], routing, bias=given["b2"])
+
+    forward, out = counted(run)
+    assert forward == 3 * GEMM
+    backward = counted(lambda: out.backward(torch.ones_like(out)))[0]
+    assert backward == (6 if name is None else OF_ONE[name]) * GEMM
+
+
 @pytest.mark.parametrize("overwrite_H", [None, False])
 def test_low_rank_adapters(overwrite_H):
     """Each factor once for a row in forward; in backward for its input's gradient and its own."""

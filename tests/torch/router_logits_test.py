@@ -15,7 +15,8 @@ from random_layers import normal
 from target import DEVICE, DTYPE, DTYPES
 
 ON_GPU = target.DEVICE == "cuda"
-T, d, E, K = 100_000, 136, 40, 6
+# On a GPU d has two chunks of the sum.
+T, d, E, K = 100_000, 2184 if ON_GPU else 136, 40, 6
 BATCHES = (1, 7, 64, 1000, 32768)
 # Of x, of the weight, of the logits.
 KINDS = [(dtype, dtype, None) for dtype in DTYPES]
@@ -57,7 +58,7 @@ def test_logits_and_ids_are_the_same_in_every_batch(kind):
 
 
 @every_kind
-@pytest.mark.parametrize("sizes", [(50, 16, 3), (333, 1160, 13), (64, 256, 64)], ids=str)
+@pytest.mark.parametrize("sizes", [(50, 16, 3), (333, 1160, 13), (64, 256, 64), (70, 4168, 40)], ids=str)
 def test_values_and_gradients_are_those_of_a_linear_layer(kind, sizes):
     tokens, d, E = sizes
     leaves = [tensor.requires_grad_() for tensor in gate_of(kind, tokens, d, E)]
@@ -178,6 +179,11 @@ def test_under_autocast():
     layer = make(torch.float32)
     with torch.autocast(DEVICE, torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
+
+
+def test_a_layer_in_another_dtype_than_x_is_refused():
+    x = normal(3, d, seed=6, dtype=torch.bfloat16)
+    refused(ValueError, "x is torch.bfloat16 and gate.weight torch.float16", make(torch.float16), x)
 
 
 def test_other_shapes():

@@ -1,5 +1,5 @@
-"""Every block of the installed transformers that contains experts, built small, to record and replay
-its routing."""
+"""Every block of the installed transformers that contains experts, built small, to record and
+replay its routing."""
 
 import ast
 import importlib

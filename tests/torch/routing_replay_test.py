@@ -80,7 +80,7 @@ def test_other_ids_are_computed(cls):
 
 
 def test_a_hash_router_is_refused():
-    """DeepSeek-V4's first layers choose by a table of the tokens' ids: nothing is to be replayed."""
+    """DeepSeek-V4's first layers choose by a table of the tokens' ids."""
     from transformers.models.deepseek_v4 import modeling_deepseek_v4 as v4
 
     class FirstLayer(v4.DeepseekV4SparseMoeBlock):

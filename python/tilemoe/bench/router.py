@@ -22,12 +22,12 @@ from .measure import make_clock
 # The layers of scripts/gpu/stages.py whose router is no other's.
 DEFAULT = ("7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "sparse-e512")  # fmt: skip
-FEW_TOKENS = (1, 64, 512)
+SMALL_T = (1, 64, 512)
 WARM_UP = 3
 
 
 def linear(x, weight, dtype):
-    """What a router's linear layer calls."""
+    """The call that a router's linear layer makes."""
     if dtype == x.dtype:
         return torch.nn.functional.linear(x, weight)
     if x.is_cuda:
@@ -70,7 +70,7 @@ def measure(layers, tokens, device, rounds):
     for name in layers:
         layer = (LAYERS["cuda"] | LAYERS["cpu"])[name]
         for dtype in (torch.bfloat16, torch.float32):
-            for T in dict.fromkeys(tokens or (layer.T, *FEW_TOKENS)):
+            for T in dict.fromkeys(tokens or (layer.T, *SMALL_T)):
                 samples = compare(T, layer.d, layer.E, dtype, clock, device, rounds)
                 values = {key: records.quartiles(of) for key, of in samples.items()}
                 kind = str(dtype).removeprefix("torch.")

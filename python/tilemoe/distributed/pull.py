@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import _library, ops
+from .. import _library, _private, ops
 from .team import Team
 
 _ops = _library.operators
@@ -194,6 +194,7 @@ class _Link:
     reference to the group: destroying a group destroys its link."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        _private.require("expert parallelism with dispatch='pull' on GPUs")
         self.device = device
         self.stream = torch.cuda.Stream(device)
         self._memory: tuple[Tensor, Any] | None = None  # and its handle

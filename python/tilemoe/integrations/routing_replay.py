@@ -312,7 +312,8 @@ class _Layer:
             self._check(ids)
             ids, scores = self._without_absent(ids, scores)
             self.used = True
-        return self.below_of_experts(hidden_states, ids, scores, *args)  # type: ignore[attr-defined]
+        below = self.below_of_experts  # type: ignore[attr-defined]
+        return below(hidden_states, ids, scores, *args)
 
     def _check(self, chosen: Tensor) -> None:
         assert self.ids is not None

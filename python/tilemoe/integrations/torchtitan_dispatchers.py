@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import functional
+from .. import _private, functional
 from ..routing import narrowed_to_experts
 
 Experts = Callable[..., Tensor]  # torchtitan.Computed, called with `routed`
@@ -23,6 +23,7 @@ Experts = Callable[..., Tensor]  # torchtitan.Computed, called with `routed`
 def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: Experts) -> Tensor:
     """x (T, D), scores and ids (T, K) -> (T, D), by DeepEP's compact form. It waits for the number
     of rows, so the capacity is the exact number of pairs of this rank's experts."""
+    _private.require("torchtitan's DeepEP dispatcher with tilemoe")
     from torchtitan.distributed.deepep import deepep
 
     buffer, T = deepep._buffer, x.shape[0]
@@ -52,6 +53,7 @@ def of_hybridep(
 ) -> Tensor:
     """The same by HybridEP: by its compact form if it waits for the number of rows, else by its
     rows of pairs, whose number the dispatcher's non_blocking_capacity_factor sets."""
+    _private.require("torchtitan's HybridEP dispatcher with tilemoe")
     from torchtitan.distributed.deepep import hybridep
 
     E, group = dispatcher.num_experts, dispatcher.ep_mesh.get_group()

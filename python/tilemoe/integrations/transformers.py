@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from .. import functional
+from .. import _private, functional
 from ..quantization import QuantizedExperts
 from ..routing import narrowed_to_experts
 from . import quantized_experts, transformers_norm
 from .expert_adapters import lora_of
 from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
+
+QUANTIZED = "quantised experts in transformers"
+EXPERT_PARALLEL = "tilemoe's expert parallelism in transformers"
 
 
 def register(name: str = "tilemoe") -> None:
@@ -26,6 +29,9 @@ def register(name: str = "tilemoe") -> None:
     With `experts_implementation=name`, `from_pretrained` leaves the experts of a checkpoint in
     MXFP4 or FP8 quantised, unless its quantization_config has dequantize=True. It also accepts a
     `QuantizedExpertsConfig` for a checkpoint in 16 bits. Nothing else is changed.
+
+    If the installed transformers lacks a name that quantised experts need, a warning contains it; a
+    name that expert parallelism needs is in the error of `ep_implementation=name`.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
@@ -38,20 +44,44 @@ def register(name: str = "tilemoe") -> None:
             "tilemoe.transformers needs transformers 5.17 or newer, but transformers is "
             + transformers.__version__
         )
+    ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
+    _register_quantized(name)
+    _register_expert_parallel(name)
+
+
+def _register_quantized(name: str) -> None:
+    absent = _private.missing(QUANTIZED)
+    if absent:
+        warnings.warn(_private.refusal(QUANTIZED, absent), stacklevel=3)
+        return
     from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
 
-    ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
-    ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # of FP8Experts
     from . import kept_quantized
 
+    ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # of FP8Experts
     kept_quantized.register()
-    try:
-        from transformers.distributed.expert_parallel import EPImplementationInterface
-    except ImportError:
-        return
-    from .transformers_expert_parallel import TileMoEEP
 
-    EPImplementationInterface.register(name, TileMoEEP)
+
+def _register_expert_parallel(name: str) -> None:
+    try:
+        from transformers.distributed import expert_parallel
+    except ImportError:  # before transformers 5.23
+        return
+    absent, implementation = _private.missing(EXPERT_PARALLEL), _refused_expert_parallel
+    interface = getattr(expert_parallel, "EPImplementationInterface", None)
+    if interface is None:
+        warnings.warn(_private.refusal(EXPERT_PARALLEL, absent), stacklevel=3)
+        return
+    if not absent:
+        from .transformers_expert_parallel import TileMoEEP
+
+        implementation = TileMoEEP
+    interface.register(name, implementation)
+
+
+def _refused_expert_parallel(*_: Any) -> None:
+    """In place of TileMoEEP if transformers does not have what it needs."""
+    _private.require(EXPERT_PARALLEL)
 
 
 def is_tilemoe(implementation: str | None) -> bool:

@@ -107,10 +107,10 @@ struct Output {
   int64_t row_stride;  // in elements
   bool by_two;         // two logits may be stored at once
 
-  // Adds the bias, rounds and stores a lane's numbers of a fragment from row and column on.
+  // Adds the bias to a lane's numbers of a fragment from row and column on, rounds and stores them.
   template <int kNumbers>
-  __device__ __forceinline__ void store(const float (&sum)[kNumbers], int32_t row,
-                                        int32_t column) const {
+  __device__ __forceinline__ void store(float (&sum)[kNumbers], int32_t row, int32_t column) const {
+    if (bias.data != nullptr) add_bias(sum, column);
     switch (dtype) {
       case TILEMOE_BFLOAT16: return store_as<__nv_bfloat16>(sum, row, column);
       case TILEMOE_FLOAT16: return store_as<__half>(sum, row, column);
@@ -119,26 +119,42 @@ struct Output {
   }
 
  private:
+  template <int kNumbers>
+  __device__ __forceinline__ void add_bias(float (&sum)[kNumbers], int32_t first_column) const {
+    with_bias([&](const auto* of) {
+#pragma unroll
+      for (int j = 0; j < kNumbers / 4; ++j) {
+        const int32_t column = first_column + fragment::column(j);
+        const float low = column < E ? to_float(of[column]) : 0.f;
+        const float high = column + 1 < E ? to_float(of[column + 1]) : 0.f;
+        sum[4 * j] += low, sum[4 * j + 1] += high, sum[4 * j + 2] += low, sum[4 * j + 3] += high;
+      }
+    });
+  }
+  template <class Body>
+  __device__ __forceinline__ void with_bias(const Body& body) const {
+    switch (bias.dtype) {
+      case TILEMOE_BFLOAT16: return body(static_cast<const BFloat16*>(bias.data));
+      case TILEMOE_FLOAT16: return body(static_cast<const Float16*>(bias.data));
+      default: return body(static_cast<const float*>(bias.data));
+    }
+  }
+
   template <class Logit, int kNumbers>
   __device__ __forceinline__ void store_as(const float (&sum)[kNumbers], int32_t first_row,
                                            int32_t first_column) const {
     const int32_t row = first_row + fragment::row(0);
     auto* const place = static_cast<Logit*>(logits) + row * row_stride;
-    const bool biased = bias.data != nullptr;
 #pragma unroll
     for (int j = 0; j < kNumbers / 4; ++j) {
       const int32_t column = first_column + fragment::column(j);
       if (column >= E) break;
       const bool both = column + 1 < E;
-      const float low = biased ? bias.at(column) : 0.f;
-      const float high = biased && both ? bias.at(column + 1) : 0.f;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const d = &sum[4 * j + 2 * half];
+      for (int half = 0; half < 2; ++half)
         if (row + 8 * half < T)
-          put(place + 8 * half * row_stride + column, biased ? d[0] + low : d[0],
-              biased ? d[1] + high : d[1], both);
-      }
+          put(place + 8 * half * row_stride + column, sum[4 * j + 2 * half],
+              sum[4 * j + 2 * half + 1], both);
     }
   }
   template <class Logit>

@@ -123,7 +123,7 @@ class ChunkSums {
   __device__ Sums sums(int32_t place) const {
     return Sums(params_.sums + int64_t{place} * (kVectors * Shape::kThreads) + threadIdx.x);
   }
-  __device__ __forceinline__ void finish(const Fragment& sum, int m, const Tile& tile) const {
+  __device__ __forceinline__ void finish(Fragment& sum, int m, const Tile& tile) const {
     params_.output.store(sum[0], tile.row_begin + Shape::fragment_row(m),
                          tile.n_block * Shape::BLOCK_N + Shape::fragment_column());
   }

@@ -75,28 +75,32 @@ class ChunkSums {
     const Sums own(params_.sums + int64_t{blockIdx.x} * (kVectors * kThreads) + threadIdx.x -
                    sm90::kWarpgroup);
     const bool is_last = tile.expert + 1 == params_.chunks;
+    const int32_t first = row + Shape::fragment_row(0);
+    if (first >= params_.output.T) return;
+      // As a loop: unrolled, it is 160 KiB of instructions. Registers have constant numbers, so the
+      // other columns move down after each.
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      auto& chunk = reinterpret_cast<float(&)[kNumbers]>(D[0][0]);
+      const int vector = part * (kNumbers / 4);
+      if (tile.expert > 0) own.add_to(vector, chunk);
+      if (is_last)
+        params_.output.store(chunk, first, tile.n_block * Shape::BLOCK_N + part * kColumns);
+      else
+        own.keep(vector, chunk);
 #pragma unroll
-    for (int m = 0; m < Shape::kFragments; ++m) {
-      const int32_t first = row + Shape::fragment_row(m);
-      if (first >= params_.output.T) continue;
-#pragma unroll
-      for (int part = 0; part < Shape::BLOCK_N / kColumns; ++part) {
-        auto& chunk = reinterpret_cast<float(&)[kColumns / 2]>(D[m][part * (kColumns / 2)]);
-        const int vector = (m * (Shape::BLOCK_N / kColumns) + part) * (kColumns / 8);
-        if (tile.expert > 0) own.add_to(vector, chunk);
-        if (is_last)
-          params_.output.store(chunk, first, tile.n_block * Shape::BLOCK_N + part * kColumns);
-        else
-          own.keep(vector, chunk);
-      }
+      for (int later = kNumbers; later < kParts * kNumbers; ++later)
+        D[0][later - kNumbers] = D[0][later];
     }
   }
   __device__ void finish() const {}
 
  private:
-  static constexpr int kColumns = 64;
+  static constexpr int kColumns = 64, kNumbers = kColumns / 2;  // of a part, of a thread
+  static constexpr int kParts = Shape::BLOCK_N / kColumns;
+  static_assert(Shape::kFragments == 1);
   static constexpr int kThreads = sm90::kConsumers * sm90::kWarpgroup;
-  static constexpr int kVectors = Shape::kFragments * Shape::BLOCK_N / 8;
+  static constexpr int kVectors = Shape::BLOCK_N / 8;
   using Sums = ThreadSums<kThreads>;
 
   const Params& params_;

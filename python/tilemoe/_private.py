@@ -1,0 +1,125 @@
+"""Names of other packages that a feature needs and that these packages do not promise to keep.
+
+A feature probes its names once, when it is first used or registered. If one is missing, the feature
+is refused with an error that contains it. `import tilemoe` needs none of them."""
+
+import importlib
+from importlib import metadata
+from typing import Any
+
+_EP = "transformers.distributed.expert_parallel:"
+_TOKENS = "torchtitan.models.common.token_dispatcher:"
+_ROUTED = "torchtitan.models.common.moe:"
+
+# Modules and their names, by the feature.
+FEATURES: dict[str, tuple[str, ...]] = {
+    "expert parallelism with dispatch='pull' on GPUs": (
+        "torch.distributed._symmetric_memory:empty",
+        "torch.distributed._symmetric_memory:rendezvous",
+        "torch._C._distributed_c10d:_SymmetricMemory.barrier",
+        "torch._C._distributed_c10d:_SymmetricMemory.buffer_ptrs",
+        "torch._C._distributed_c10d:_SymmetricMemory.get_buffer",
+        "torch._C._distributed_c10d:_SymmetricMemory.rank",
+    ),
+    "tilemoe's expert parallelism in transformers": (
+        _EP + "EPImplementationInterface.register",
+        _EP + "EPImplementation.__call__",
+        _EP + "AllReduceEP.__call__",
+    ),
+    "quantised experts in transformers": (
+        "transformers.core_model_loading:ConversionOps",
+        "transformers.core_model_loading:MergeModulelist",
+        "transformers.core_model_loading:WeightConverter",
+        "transformers.integrations.finegrained_fp8:ALL_FP8_EXPERTS_FUNCTIONS.register",
+        "transformers.quantizers.base:HfQuantizer",
+        "transformers.quantizers.quantizer_finegrained_fp8:FineGrainedFP8HfQuantizer",
+        "transformers.quantizers.quantizer_mxfp4:Mxfp4HfQuantizer",
+        "transformers.quantizers.quantizers_utils:get_module_from_name",
+        "transformers.quantizers.quantizers_utils:should_convert_module",
+    ),
+    "tilemoe.torchtitan": (
+        "torchtitan.config:derive",
+        "torchtitan.config:override",
+        "torchtitan.distributed.spmd_types:maybe_set_sparse_mesh",
+        _ROUTED + "GroupedExperts.Config",
+        _ROUTED + "RoutedExperts.Config",
+        _ROUTED + "RoutedExperts.parallelize",
+        _TOKENS + "AllToAllTokenDispatcher.Config",
+        _TOKENS + "DeepEPTokenDispatcher",
+        _TOKENS + "HybridEPTokenDispatcher",
+        _TOKENS + "LocalTokenDispatcher",
+        _TOKENS + "MinimalAsyncEPTokenDispatcher",
+    ),
+    "torchtitan's gpt-oss by tilemoe": (
+        "torchtitan.distributed.spmd_types:spmd_mesh_size",
+        "torchtitan.models.gpt_oss.moe:GptOssGroupedExperts.Config",
+        "torchtitan.models.gpt_oss.moe:ScaleBiasForward",
+    ),
+    "torchtitan's DeepEP dispatcher with tilemoe": (
+        "torchtitan.distributed.deepep.deepep:_buffer",
+        "torchtitan.distributed.deepep.deepep:sync_combine",
+        "torch:ops.deepep.dispatch",
+        "torch:ops.deepep.combine",
+    ),
+    "torchtitan's HybridEP dispatcher with tilemoe": (
+        "torchtitan.distributed.deepep.hybridep:_buffer",
+        "torch:ops.hybridep.dispatch",
+        "torch:ops.hybridep.combine",
+    ),
+}
+_found: set[str] = set()  # features whose names were all found
+
+
+def missing(feature: str) -> list[str]:
+    """The names of the feature that the installed packages do not have."""
+    if feature in _found:
+        return []
+    absent = [name.replace(":", ".") for name in FEATURES[feature] if not _has(name)]
+    if not absent:
+        _found.add(feature)
+    return absent
+
+
+def refusal(feature: str, absent: list[str]) -> str:
+    """The error of a feature whose names are absent."""
+    packages = sorted({name.partition(".")[0] for name in absent})
+    versions = ", ".join(f"{package} {_version(package)}" for package in packages)
+    failed = {_import_error(name.partition(":")[0]) for name in FEATURES[feature]} - {""}
+    return (
+        f"tilemoe: {feature} needs {', '.join(absent)}, missing in {versions}, which this version "
+        "of tilemoe does not support" + "".join(f"; {error}" for error in sorted(failed))
+    )
+
+
+def require(feature: str, kind: type[Exception] = NotImplementedError) -> None:
+    """Raise an error of this kind if a name of the feature is missing."""
+    absent = missing(feature)
+    if absent:
+        raise kind(refusal(feature, absent))
+
+
+def _has(name: str) -> bool:
+    module, _, attributes = name.partition(":")
+    try:
+        owner: Any = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            owner = getattr(owner, attribute)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _import_error(module: str) -> str:
+    """Why the module cannot be imported, such as another package that is not installed."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return f"{module} cannot be imported: {error}"
+    return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
