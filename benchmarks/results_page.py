@@ -194,11 +194,13 @@ def codes():
     """Forward of quantised layers by sm80: GEMMs that read codes next to those that read values."""
     found = {}
     for name, one in Results("codes").of("codes").items():
-        found.setdefault(one.values["T"], {})[name.rpartition("-")[2]] = one
-    one = found[512]["fp8"]
-    rows = [[T, f"{of['fp8'].values['rows_an_expert']:.3g}", f"{of['fp8'].median('16_bits_ms'):.2f}",
+        layer, _, name = name.rpartition("-")
+        found.setdefault(layer, {})[name] = one
+    one = next(iter(found.values()))["fp8"]
+    rows = [[of["fp8"].values["T"], f"{of['fp8'].values['rows_an_expert']:.3g}",
+             f"{of['fp8'].median('16_bits_ms'):.2f}",
              *(f"{of[name].median('dequantised_ms'):.2f} / {of[name].median('codes_ms'):.2f}"
-               for name in FORMATS)] for T, of in sorted(found.items())]  # fmt: skip
+               for name in FORMATS)] for of in found.values()]  # fmt: skip
     return section(
         "Quantised weights that the arch `sm80` reads as codes",
         f"{measured(one)}. bfloat16, d = {one.values['d']}, n = {one.values['n']}, "
@@ -214,14 +216,14 @@ def router():
     """The router's logits with one order of the sum next to torch's linear layer."""
     found = {}
     for name, one in Results("router").of("router").items():
-        layer, dtype, _ = name.split("/")
-        found.setdefault(layer, {}).setdefault(one.values["T"], {})[dtype] = one
-    one = next(iter(found["olmoe"].values()))["bfloat16"]
+        layer, dtype, tokens = name.split("/")
+        found.setdefault((layer, tokens), {})[dtype] = one
+    one = next(iter(found.values()))["bfloat16"]
     us = lambda one, side: f"{1000 * one.median(f'{side}_ms'):.1f}"
-    rows = [[layer, T, of["bfloat16"].values["d"], of["bfloat16"].values["E"],
+    rows = [[layer, *(of["bfloat16"].values[size] for size in "TdE"),
              *(f"{us(of[dtype], 'tilemoe')} / {us(of[dtype], 'linear')} = "
                f"{of[dtype].median('ratio'):.2f}" for dtype in ("bfloat16", "float32"))]
-            for layer, by_T in found.items() for T, of in sorted(by_T.items())]  # fmt: skip
+            for (layer, _), of in found.items()]  # fmt: skip
     return section(
         "Router logits with one order of the sum",
         f"{measured(one)}. Tokens and weight in bfloat16, logits in bfloat16 and in float32: "

@@ -95,7 +95,7 @@ TEST_P(LayerModes, PartsGiveTheBitsOfOne) {
   expect_the_bits_of_one_call(GetParam(), &Case::in_parts, host_memory());
 }
 
-TEST(LayerModesOfGemms, TheGemmsApartGiveTheBitsOfALayerWithTheIdentity) {
+TEST(LayerModesOfGemms, GemmsApartGiveTheBitsOfTheIdentity) {
   for (const char* name : {"mm", "mm-transposed", "mm-column-blocks", "mm-spare-capacity",
                            "mm-over-capacity", "mm-general", "mm-grouped"})
     for (const char* dtype : {"/float32", "/bfloat16", "/float16"}) {
