@@ -65,7 +65,7 @@ test_wheel .venv-torch-newest newest-torch \
   "$root"/tests/torch/{operators,functional,pretrain_fsdp}_test.py "$@"
 say "testing the wheel with the newest transformers, PEFT and TRL"
 OMP_NUM_THREADS=1 test_wheel .venv-torch-newest newest-transformers \
-  "$root"/tests/torch/transformers_{,distributed_,forms_,models_}test.py \
+  "$root"/tests/torch/transformers_{,distributed_,forms_,models_,norm_}test.py \
   "$root"/tests/torch/{private_apis,routing_replay}_test.py \
   "$root"/tests/torch/peft_{,distributed_,operations_,trl_}test.py "$@"
 
