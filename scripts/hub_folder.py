@@ -62,7 +62,10 @@ def copy_package(unpacked, folder):
         shutil.copy2(library, folder / "lib")
     for library in (folder / "lib").glob("*.so*"):
         subprocess.run(["patchelf", "--set-rpath", "$ORIGIN", library], check=True)
-    shutil.copytree(only(unpacked.glob("*.dist-info")) / "licenses", folder / "licenses")
+    shutil.copytree(
+        only(unpacked.glob("*.dist-info")) / "licenses", folder / "licenses",
+        ignore=shutil.ignore_patterns("bindings"),  # of tilemoe.jax
+    )  # fmt: skip
 
 
 def digest(folder):

@@ -84,7 +84,7 @@ def step(weights, moments, tokens, rate, dtype):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--text", type=pathlib.Path, nargs="*", help="files; default: docs/*.md")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16)

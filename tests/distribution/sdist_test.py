@@ -58,7 +58,7 @@ def test_says_what_it_is(unpacked):
     assert SDIST.name == f"tilemoe-{metadata['Version']}.tar.gz"
     assert "+" not in metadata["Version"]  # it is for a build with CUDA and for one without
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata.get_all("License-File") == ["LICENSE", "bindings/jax/vendored/xla/LICENSE"]
     assert metadata["Author"] in (ROOT / "CITATION.cff").read_text()
     urls = [f"{name}, {address}" for name, address in project_urls().items()]
     assert metadata.get_all("Project-URL", []) == urls
