@@ -862,13 +862,13 @@ typedef struct tilemoe_forward_args {
    * with 4, other SMs take over most of their work. The bits are the same.
    */
   int32_t block_turns;
-  int32_t
-      dry_run; /* 1: only checks the arguments, all but the workspace. Nothing is read, written or
-                      launched: pointers may be any addresses on 16 bytes that do not overlap, those
-                      of the routing too. The saved state stays as it is. 0: the call */
-  const tilemoe_part*
-      part; /* null: the whole pass. Else this part's rows of H and of O are written,
-                               and no other token's row of X is read */
+  /* 1: only checks the arguments, all but the workspace. Nothing is read, written or launched:
+   * pointers may be any addresses on 16 bytes that do not overlap, those of the routing too. The
+   * saved state stays as it is. 0: the call. */
+  int32_t dry_run;
+  /* null: the whole pass. Else this part's rows of H and of O are written, and no other token's row
+   * of X is read. */
+  const tilemoe_part* part;
   const tilemoe_packed_lora* lora; /* required if experts.rank_1 or rank_2 is not 0, else null */
   const tilemoe_quantized_weights* quantized; /* required if experts.format_1 or format_2 is not 0,
                                                  else null */
