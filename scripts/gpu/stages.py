@@ -519,6 +519,20 @@ def jax(machine, folder):
               for layer, (shape, tokens) in JAX_LAYERS.items())]
 
 
+def activations(machine, folder):
+    """The layer with an activation in PyTorch between gathered_mm and combine_mm, next to a compiled
+    grouped_mm."""
+    def item(layer):
+        file = folder / f"{layer}.jsonl"
+        return machine.torch_item(
+            layer, ["-m", "tilemoe", "bench", "--device", "cuda", "--shape",
+                    *map(str, ADAPTERS[layer]), "--activation", "mishglu", "--against",
+                    "torch-grouped_mm-compiled", "--json", file], 120,
+            lambda _: measured(file, layer))
+
+    return [item(layer) for layer in ADAPTERS]
+
+
 def timed(machine, folder, name, words, limit_s=120, arch=None):
     """An item of tilemoe_kernels."""
     file = folder / f"{name}.jsonl"
@@ -583,6 +597,7 @@ STAGES = {
     "router": router,
     "adapters": adapters,
     "quantized": quantized,
+    "activations": activations,
     "jax": jax,
     "kernels": kernels,
     "configurations": configurations,
