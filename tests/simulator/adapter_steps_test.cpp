@@ -13,15 +13,6 @@
 namespace tilemoe::test::adapter {
 namespace {
 
-std::vector<uint8_t> bytes_of(const PlacedTensor& placed) {
-  const tilemoe_tensor tensor = placed.tensor();
-  std::vector<uint8_t> bytes(static_cast<size_t>(tensor.shape[0] * tensor.stride[0]) *
-                             tilemoe_dtype_size(tensor.dtype));
-  EXPECT_EQ(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost),
-            cudaSuccess);
-  return bytes;
-}
-
 void expect_exact(const Case& c) {
   simulate(c.setting);
   Problem problem(c, small);

@@ -31,16 +31,6 @@ struct Case {
   bool tiny_scales = false;
 };
 
-// Bits of a tensor's array on the device, with what lies around it.
-std::vector<uint8_t> bytes_of(const PlacedTensor& placed) {
-  const tilemoe_tensor tensor = placed.tensor();
-  std::vector<uint8_t> bytes(static_cast<size_t>(tensor.shape[0] * tensor.stride[0]) *
-                             tilemoe_dtype_size(tensor.dtype));
-  EXPECT_EQ(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost),
-            cudaSuccess);
-  return bytes;
-}
-
 double fraction(const Index& index, int64_t salt) {
   return whole(index, salt, 100) * 0.0137;
 }

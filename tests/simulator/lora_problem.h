@@ -161,6 +161,16 @@ class PlacedTensor {
   void* device_ = nullptr;
 };
 
+// Bits of a tensor's array on the device, with what lies around it.
+inline std::vector<uint8_t> bytes_of(const PlacedTensor& placed) {
+  const tilemoe_tensor tensor = placed.tensor();
+  std::vector<uint8_t> bytes(static_cast<size_t>(tensor.shape[0] * tensor.stride[0]) *
+                             tilemoe_dtype_size(tensor.dtype));
+  EXPECT_EQ(cudaMemcpy(bytes.data(), tensor.data, bytes.size(), cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  return bytes;
+}
+
 // The experts' rows. Rows past the last name no token, and their scores are NaN.
 struct ExpertRows {
   ExpertRows(std::vector<int32_t> counts, int64_t spare, int64_t tokens)
