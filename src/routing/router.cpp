@@ -131,7 +131,8 @@ void router_logits(const tilemoe_router_logits_args* given) {
   check_tensor("weight", args.weight, {{E, d}, {args.X.dtype, TILEMOE_FLOAT32}, Strides::kRows});
   if (present(args.bias)) check_vector("bias", args.bias, E, kFloats);
   check_matrix("logits", args.logits, T, E, kFloats, Strides::kRows);
-  const size_t needed = router_logits_workspace_bytes(args.device, T, E, d, args.weight.dtype);
+  const Backend& backend = backend_for(args.device);
+  const size_t needed = backend.router_logits_scratch_bytes(T, E, d, args.weight.dtype);
   check_workspace(args.workspace, args.workspace_bytes, needed);
   MemoryUse memory;
   memory.reads("X", args.X);
@@ -140,7 +141,7 @@ void router_logits(const tilemoe_router_logits_args* given) {
   memory.writes("logits", args.logits);
   memory.writes("workspace", args.workspace, needed);
   memory.check();
-  backend_for(args.device).router_logits(args);
+  backend.router_logits(args);
 }
 
 }  // namespace tilemoe
