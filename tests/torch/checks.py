@@ -49,15 +49,15 @@ class Calls(TorchDispatchMode):
         return [name for name, _ in self.seen if name.startswith("experts_backward")]
 
 
-# Trying every kind of vector instruction and compiling headers beforehand takes a minute.
-QUICKLY = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
+# conftest.py switches vector instructions off for all processes.
+WITHOUT_PRECOMPILED_HEADERS = {"cpp_cache_precompile_headers": False}
 
 
 def compiled(function, backend="aot_eager", **options):
     """One graph, by a compiler that has seen nothing before."""
     torch._dynamo.reset()
     if backend == "inductor":
-        options["options"] = QUICKLY
+        options["options"] = WITHOUT_PRECOMPILED_HEADERS
     return torch.compile(function, fullgraph=True, backend=backend, **options)
 
 

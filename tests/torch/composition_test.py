@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from checks import WITHOUT_PRECOMPILED_HEADERS
 from comparison import LIMITS, assert_close
 from module_support import E, K, batch, check, d, expected, make, n, run, same_bits
 from target import DEVICE, DTYPE
@@ -68,9 +69,7 @@ def test_compiles_with_inductor(fresh_compiler):
     moe = make(balance_coefficient=0.1)
     x, dO = batch()
     compiled = torch.compile(moe, fullgraph=True)
-    # Trying every kind of vector instruction and compiling headers beforehand takes a minute.
-    quickly = {"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
-    with torch._inductor.config.patch(quickly):
+    with torch._inductor.config.patch(WITHOUT_PRECOMPILED_HEADERS):
         check(run_module(compiled, moe, x, dO), expected(moe, x, dO))
 
 

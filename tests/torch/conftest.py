@@ -2,6 +2,12 @@
 are marked `cpu`, which are reported as skipped. A skipped test that skips.py does not expect makes
 the run fail."""
 
+import os
+
+# torch.compile without vector instructions, in every process: trying each kind takes a minute, and
+# a graph that one process cached with them does not compile in one that has switched them off.
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
+
 import pytest
 import torch
 
