@@ -46,6 +46,7 @@ set(kernel_sources
   cuda/kernels/split_weight.cu
   cuda/kernels/sum_rows.cu
   cuda/ops/router_logits.cu
+  cuda/ops/router_logits_sm80.cu
 )
 # The same. Routing and dequantisation give the CPU's bits: nothing may be contracted
 # (routing/order.h).

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "cuda/core/fragment.h"
+#include "cuda/core/variant.h"
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/kernels/arrays.h"
 #include "cuda/kernels/block.h"
@@ -14,40 +15,47 @@
 namespace tilemoe::cuda::logits {
 
 constexpr int64_t kBlockColumns = kTermColumns;  // of a k block
-constexpr int64_t kChunkBlocks = 32;
+constexpr int64_t kChunkBlocks = 8;
 constexpr int64_t kChunkColumns = kChunkBlocks * kBlockColumns;
 constexpr int kTerms = kWeightTerms;  // of a float32 weight
 
 // ---------------------------------------------------------------- tiles
 
-// Tile::expert is the chunk, Tile::m_block the number of the tile of logits.
-template <int kRows>
+// Tile::expert is the chunk, Tile::m_block the number of the tile of logits. The CTAs of a cluster
+// have neighbouring rows and the same columns.
+template <int kRows, int kCluster = 1>
 class ChunkTiles {
  public:
-  static constexpr int kTogether = 1;
+  static constexpr int kTogether = kCluster;
 
   struct Params {
-    int32_t T, n_blocks, tiles, chunks;
-    int32_t k_blocks, last_k_blocks;  // of a chunk, of the last one
-    bool split;                       // a CTA takes one chunk, not all of a tile
+    int32_t T, n_blocks, tiles, chunks;  // a cluster's tiles count as one
+    int32_t k_blocks, last_k_blocks;     // of a chunk, of the last one
+    bool split;                          // a CTA takes one chunk, not all of a tile
   };
 
+  static int64_t tiles(int64_t T, int64_t n_blocks) {
+    return blocks_of(T, kRows * kCluster) * n_blocks;
+  }
+
   __device__ explicit ChunkTiles(const Params& params)
-      : params_(params), index_(static_cast<int32_t>(blockIdx.x)) {}
+      : params_(params), index_(static_cast<int32_t>(blockIdx.x) / kCluster) {}
 
   __device__ bool next(Tile& tile) {
     const int32_t number = params_.split ? index_ % params_.tiles : index_;
     const int32_t chunk = params_.split ? index_ / params_.tiles : chunk_;
     if (number >= params_.tiles || chunk >= params_.chunks) return false;
+    const auto rank = static_cast<int32_t>(blockIdx.x) % kCluster;
     tile = {.expert = chunk,
-            .row_begin = number / params_.n_blocks * kRows,
+            .row_begin = (number / params_.n_blocks * kCluster + rank) * kRows,
             .row_end = params_.T,
             .n_block = number % params_.n_blocks,
             .k_blocks = chunk + 1 == params_.chunks ? params_.last_k_blocks : params_.k_blocks,
-            .m_block = number};
+            .m_block = number,
+            .multicast_b = kCluster > 1};
     const bool goes_on = !params_.split && chunk + 1 < params_.chunks;
     chunk_ = goes_on ? chunk + 1 : 0;
-    if (!goes_on) index_ += static_cast<int32_t>(gridDim.x);
+    if (!goes_on) index_ += static_cast<int32_t>(gridDim.x) / kCluster;
     return true;
   }
 
@@ -58,44 +66,13 @@ class ChunkTiles {
 
 // ---------------------------------------------------------------- sums of chunks
 
-// A thread's numbers of a tile in scratch: 16 bytes of all threads, then the next.
-template <int kThreads>
-class ThreadSums {
- public:
-  // `first` is the thread's first vector.
-  __device__ explicit ThreadSums(float4* first) : first_(first) {}
-
-  // Vectors from number `vector` on.
-  template <int kNumbers>
-  __device__ __forceinline__ void keep(int vector, const float (&d)[kNumbers]) const {
+// sum = sum + chunk; for all chunks in the same order. The first chunk is the sum.
+template <int kNumbers>
+__device__ __forceinline__ void add_chunk(float (&sum)[kNumbers], const float (&chunk)[kNumbers],
+                                          bool is_first) {
 #pragma unroll
-    for (int i = 0; i < kNumbers / 4; ++i)
-      first_[(vector + i) * kThreads] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
-  }
-  template <int kNumbers>
-  __device__ __forceinline__ void read(int vector, float (&d)[kNumbers]) const {
-#pragma unroll
-    for (int i = 0; i < kNumbers / 4; ++i)
-      reinterpret_cast<float4&>(d[4 * i]) = __ldcg(first_ + (vector + i) * kThreads);
-  }
-  // chunk = what is here + chunk
-  template <int kNumbers>
-  __device__ __forceinline__ void add_to(int vector, float (&chunk)[kNumbers]) const {
-    float sum[kNumbers];
-    read(vector, sum);
-    add(sum, chunk);
-  }
-  // The same of numbers in registers: for all chunks in the same order.
-  template <int kNumbers>
-  __device__ __forceinline__ static void add(const float (&sum)[kNumbers],
-                                             float (&chunk)[kNumbers]) {
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i) chunk[i] = sum[i] + chunk[i];
-  }
-
- private:
-  float4* first_;
-};
+  for (int i = 0; i < kNumbers; ++i) sum[i] = is_first ? chunk[i] : sum[i] + chunk[i];
+}
 
 // ---------------------------------------------------------------- the logits
 
@@ -181,15 +158,16 @@ struct Output {
 
 // ---------------------------------------------------------------- a call, on the host
 
-constexpr TileConfiguration kWide{128, 256}, kMiddle{128, 128}, kNarrow{128, 64}, kFew{16, 32};
+constexpr TileConfiguration kWide{128, 128}, kNarrow{128, 64}, kFew{16, 32};
 
 // How a call is cut: the results do not depend on it.
 struct Cut {
   TileConfiguration tile;
-  int64_t n_blocks, tiles, chunks;
+  int64_t n_blocks, chunks;
   bool split;  // several CTAs compute a tile
 
   Cut(int64_t T, int64_t E, int64_t d, int64_t sms);
+  int64_t tiles(int64_t T) const;
 };
 
 // A call as the kernels take it.
@@ -199,7 +177,7 @@ struct LogitsCall {
   int terms;              // of the weight
   const Cut& cut;
   Output output;
-  float4* sums;
+  float4* sums;  // of chunks, unless they are in registers
   Counter* counters;
   void* stream;
 
@@ -209,7 +187,7 @@ struct LogitsCall {
     return {
         .T = output.T,
         .n_blocks = static_cast<int32_t>(cut.n_blocks),
-        .tiles = static_cast<int32_t>(cut.tiles),
+        .tiles = static_cast<int32_t>(Order::tiles(output.T, cut.n_blocks)),
         .chunks = static_cast<int32_t>(cut.chunks),
         .k_blocks = static_cast<int32_t>(kChunkBlocks * terms),
         .last_k_blocks = static_cast<int32_t>((blocks - (cut.chunks - 1) * kChunkBlocks) * terms),
@@ -217,6 +195,7 @@ struct LogitsCall {
   }
 };
 
+void launch_sm80(const LogitsCall& call);
 // By wgmma, if one CTA computes a tile.
 void launch_sm90(const LogitsCall& call);
 
