@@ -273,6 +273,7 @@ TILEMOE_OF_ARGS(router_logits)
 TILEMOE_OF_ARGS(router_losses)
 TILEMOE_OF_ARGS(sum_rows)
 TILEMOE_OF_ARGS(dequantize)
+TILEMOE_OF_ARGS(quantize_fp8)
 #undef TILEMOE_OF_ARGS
 
 // tilemoe_route_top_k(routing, args), and so on.

@@ -94,6 +94,27 @@ inline void dequantize(Device device, const Quantized& weight, const Tensor& out
   check(tilemoe_dequantize(&args));
 }
 
+// Values (E, R, C) as e4m3 codes (E, R, C) with a scale per block of block_rows x 128 values.
+struct QuantizeFp8 {
+  Device device;
+  ConstTensor values;         // (E, R, C)
+  uint8_t* codes;             // (E, R, C)
+  float* scales;              // (E, R / part_rows * (part_rows / block_rows), C / 128), rounded up
+  int32_t block_rows = 1;     // or 128
+  bool float_scales = false;  // not only powers of two
+  int64_t part_rows = 0;      // rows that share blocks; 0: all
+  void* stream = nullptr;
+};
+inline void quantize_fp8(const QuantizeFp8& given) {
+  tilemoe_quantize_fp8_args args{};
+  args.struct_size = sizeof args;
+  args.device = to_c(given.device);
+  args.block_rows = given.block_rows, args.float_scales = given.float_scales;
+  args.part_rows = given.part_rows, args.values = given.values;
+  args.codes = given.codes, args.scales = given.scales, args.stream = given.stream;
+  check(tilemoe_quantize_fp8(&args));
+}
+
 // Low-rank adapters of the weights, and their gradients. The shapes are those of tilemoe_lora.
 struct Lora {
   ConstTensor A1 = {}, B1 = {};        // (E, r, d), (E, 2n, r)

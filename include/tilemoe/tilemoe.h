@@ -653,6 +653,31 @@ typedef struct tilemoe_dequantize_args {
 } tilemoe_dequantize_args;
 TILEMOE_API tilemoe_status tilemoe_dequantize(const tilemoe_dequantize_args* args);
 
+/* Quantises values to e4m3 with one scale per block of block_rows x 128 values; a value is
+ * code * scale. Each part of the rows (gate and up of W1) has blocks of its own, so that
+ * S = R / part_rows * (part_rows / block_rows, rounded up) rows of scales; blocks at the ends of
+ * rows and parts may be smaller. With 128 rows of a block and one part, these are the arrays of
+ * TILEMOE_FORMAT_FP8.
+ *
+ * The scales are those of TransformerEngine's Float8BlockScaling: 448 / amax of a block, by default
+ * rounded down to a power of two, is the factor of its values, and scale = 1 / factor. Codes are
+ * rounded to nearest, ties to even. A block of zeros has scale 1. NaN has the code 0x7f and no
+ * influence on the scale. An infinity makes its block's scale 1 and becomes 448. */
+typedef struct tilemoe_quantize_fp8_args {
+  uint64_t struct_size;
+  tilemoe_device device;
+  int32_t block_rows;   /* 1 or 128 */
+  int32_t float_scales; /* 0: scales are powers of two; 1: any float32 */
+  int32_t reserved;
+  int64_t part_rows;     /* a divisor of R; 0: R */
+  tilemoe_tensor values; /* (E, R, C), stride 1 on C: float32 (CPU), bfloat16, float16. C is a
+                            multiple of 8 */
+  uint8_t* codes;        /* (E, R, C) out, contiguous, on 16 bytes */
+  float* scales;         /* (E, S, C/128 rounded up) out, contiguous */
+  void* stream;
+} tilemoe_quantize_fp8_args;
+TILEMOE_API tilemoe_status tilemoe_quantize_fp8(const tilemoe_quantize_fp8_args* args);
+
 /* Low-rank adapters, LoRA (arXiv 2106.09685): the layer computes with W1 + scale_1 B1 A1 and
  * W2 + scale_2 B2 A2 for every expert, without making these sums. Or the gradients of A and B. An
  * adapter of W1 or of W2 may be absent: both of its factors. A split gate may have an adapter of W1,

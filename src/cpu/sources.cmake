@@ -19,6 +19,7 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/lora_projection.cpp
   cpu/pack_lora.cpp
   cpu/dequantize.cpp
+  cpu/quantize_fp8.cpp
   cpu/bias_gradient.cpp
   cpu/clear_rest.cpp
   cpu/top_k.cpp
@@ -35,6 +36,6 @@ target_sources(tilemoe_cpu_objects PRIVATE
 # become vectors.
 set_source_files_properties(
   cpu/top_k.cpp cpu/route_rounded.cpp cpu/route_tokens.cpp cpu/router_backward.cpp
-  cpu/router_losses.cpp cpu/dequantize.cpp
+  cpu/router_losses.cpp cpu/dequantize.cpp cpu/quantize_fp8.cpp
   PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 list(PREPEND tilemoe_dependencies DNNL::dnnl hwy::hwy OpenMP::OpenMP_CXX)

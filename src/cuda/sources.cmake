@@ -52,6 +52,7 @@ set(kernel_sources
 # (routing/order.h).
 set(uncontracted_kernels
   cuda/kernels/dequantize.cu
+  cuda/kernels/quantize_fp8.cu
   cuda/kernels/round_targets.cu
   cuda/kernels/route_rounded.cu
   cuda/kernels/route_tokens.cu

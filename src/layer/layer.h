@@ -25,6 +25,8 @@ void combine_mm_backward(const tilemoe_experts* experts,
                          const tilemoe_combine_mm_backward_args* args);
 size_t mm_workspace_bytes(const tilemoe_mm_workspace_query* query);
 
+// Codes and scales of the fp8 recipe: checks the arguments and calls the backend of the device.
+void quantize_fp8(const tilemoe_quantize_fp8_args* args);
 // Sums rows of several arrays: checks the arguments and calls the backend of the device.
 void sum_rows(const tilemoe_sum_rows_args* args);
 

@@ -13,4 +13,12 @@ __device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
   return halves;
 }
 
+// Two numbers as e4m3, the first in the low byte: rounded to nearest even, those past 448 become
+// 448, NaN becomes 0x7f. Needs compute capability 8.9.
+__device__ __forceinline__ uint16_t float_to_e4m3(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 }  // namespace tilemoe::cuda::ptx

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/fp8.h"
+
 namespace tilemoe::cuda::ptx {
 
 __device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
@@ -16,6 +18,10 @@ __device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
     return sign | (leading + 6) << 10 | (mantissa << (10 - leading) & 0x3ffu);
   };
   return convert(pair & 0xffu) | convert(pair >> 8) << 16;
+}
+
+__device__ __forceinline__ uint16_t float_to_e4m3(float low, float high) {
+  return static_cast<uint16_t>(to_e4m3(low) | to_e4m3(high) << 8);
 }
 
 }  // namespace tilemoe::cuda::ptx

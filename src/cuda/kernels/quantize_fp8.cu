@@ -1,0 +1,178 @@
+// Codes and scales of the fp8 recipe (core/fp8.h): bound by the bytes of values and codes. A CTA has
+// 128 x 128 values, a thread 8 values of each of 8 rows, which it reads before it uses the first.
+#include <cstdint>
+
+#include "core/check.h"
+#include "core/fp8.h"
+#include "cuda/core/fragment.h"
+#include "cuda/core/launch.h"
+#include "cuda/core/recipe.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/ptx/convert.h"
+
+namespace tilemoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerSm = 3;
+constexpr int kVector = 8;                            // values of a load
+constexpr int kRowThreads = kScaleColumns / kVector;  // of a row: half a warp
+constexpr int kTileRows = 128;
+constexpr int kAtOnce = kTileRows * kRowThreads / kThreads;
+constexpr int kRowStep = kThreads / kRowThreads;  // between two rows of a thread
+constexpr uint32_t kAllLanes = 0xffffffff;
+
+struct QuantizeParams {
+  const char* values;
+  uint8_t* codes;
+  float* scales;
+  int64_t expert_bytes, row_bytes;  // of values
+  int32_t rows, columns;
+  int32_t part_rows, part_tiles;  // tiles of a part, one below the other
+  int32_t tiles_down, across;     // of an expert
+  float largest;
+  bool power_of_two;
+};
+
+// A CTA's tile: its expert, first row, rows and number of the first column.
+struct QuantizeTile {
+  int32_t expert, number, row, rows, column;
+
+  __device__ explicit QuantizeTile(const QuantizeParams& params) {
+    const auto tile = static_cast<int32_t>(blockIdx.x);
+    column = tile % params.across * static_cast<int32_t>(kScaleColumns);
+    number = tile / params.across % params.tiles_down;
+    expert = tile / params.across / params.tiles_down;
+    const int32_t in_part = number % params.part_tiles * kTileRows;
+    row = number / params.part_tiles * params.part_rows + in_part;
+    rows = min(kTileRows, params.part_rows - in_part);
+  }
+};
+
+__device__ __forceinline__ uint2 codes_of(const float (&value)[kVector], float factor) {
+  uint32_t word[2] = {};
+#pragma unroll
+  for (int i = 0; i < kVector; i += 2) {
+    const float low = value[i] * factor, high = value[i + 1] * factor;
+#if __CUDA_ARCH__ >= 890
+    const uint32_t pair = ptx::float_to_e4m3(low, high);
+#else
+    const uint32_t pair = to_e4m3(low) | static_cast<uint32_t>(to_e4m3(high)) << 8;
+#endif
+    word[i / 4] |= pair << i % 4 * 8;
+  }
+  return {word[0], word[1]};
+}
+
+// The largest magnitude of a thread's values; the maximum over the lanes of a row; over the CTA. A
+// maximum leaves NaNs out.
+__device__ __forceinline__ float max_of(const float (&value)[kVector]) {
+  float amax = 0.f;
+#pragma unroll
+  for (const float x : value) amax = fmaxf(amax, fabsf(x));
+  return amax;
+}
+__device__ __forceinline__ float row_max(float value) {
+#pragma unroll
+  for (int step = kRowThreads / 2; step > 0; step /= 2)
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, step));
+  return value;
+}
+__device__ __forceinline__ float tile_max(float value) {
+  __shared__ float of_warps[kThreads / kWarp];
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, kRowThreads));
+  if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  float all = of_warps[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / kWarp; ++warp) all = fmaxf(all, of_warps[warp]);
+  return all;
+}
+
+// kTiles: blocks of 128 x 128, else of 1 x 128.
+template <class Element, bool kTiles>
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+    quantize_blocks(const __grid_constant__ QuantizeParams params) {
+  const QuantizeTile tile(params);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t first_row = thread / kRowThreads;
+  const int32_t column = tile.column + thread % kRowThreads * kVector;
+  const bool has_columns = column < params.columns;
+  const char* const from = params.values + tile.expert * params.expert_bytes +
+                           int64_t{column} * static_cast<int>(sizeof(Element));
+  uint4 words[kAtOnce];
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const int32_t row = first_row + k * kRowStep;
+    words[k] = {};
+    if (has_columns && row < tile.rows)
+      words[k] =
+          __ldg(reinterpret_cast<const uint4*>(from + int64_t{tile.row + row} * params.row_bytes));
+  }
+  const int32_t scale_column = tile.column / static_cast<int32_t>(kScaleColumns);
+  float factor;
+  if constexpr (kTiles) {
+    float amax = 0.f;
+#pragma unroll
+    for (const uint4& eight : words) {
+      float value[kVector];
+      unpack_eight<Element>(eight, value);
+      amax = fmaxf(amax, max_of(value));
+    }
+    factor = fp8_factor(tile_max(row_max(amax)), params.largest, params.power_of_two);
+    if (thread == 0)
+      params.scales[(int64_t{tile.expert} * params.tiles_down + tile.number) * params.across +
+                    scale_column] = 1.f / factor;
+  }
+#pragma unroll
+  for (int k = 0; k < kAtOnce; ++k) {
+    const int32_t row = first_row + k * kRowStep;
+    const int64_t place = int64_t{tile.expert} * params.rows + tile.row + row;
+    float value[kVector];
+    unpack_eight<Element>(words[k], value);
+    if constexpr (!kTiles) {
+      factor = fp8_factor(row_max(max_of(value)), params.largest, params.power_of_two);
+      if (row < tile.rows && thread % kRowThreads == 0)
+        params.scales[place * params.across + scale_column] = 1.f / factor;
+    }
+    if (has_columns && row < tile.rows)
+      *reinterpret_cast<uint2*>(params.codes + place * params.columns + column) =
+          codes_of(value, factor);
+  }
+}
+
+}  // namespace
+
+void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
+  const tilemoe_tensor& values = args.values;
+  const int64_t E = values.shape[0], R = values.shape[1], C = values.shape[2];
+  const auto element = static_cast<int64_t>(tilemoe_dtype_size(values.dtype));
+  const int64_t part_tiles = blocks_of(args.part_rows, kTileRows);
+  const QuantizeParams params{.values = static_cast<const char*>(values.data),
+                              .codes = args.codes,
+                              .scales = args.scales,
+                              .expert_bytes = values.stride[0] * element,
+                              .row_bytes = values.stride[1] * element,
+                              .rows = static_cast<int32_t>(R),
+                              .columns = static_cast<int32_t>(C),
+                              .part_rows = static_cast<int32_t>(args.part_rows),
+                              .part_tiles = static_cast<int32_t>(part_tiles),
+                              .tiles_down = static_cast<int32_t>(R / args.part_rows * part_tiles),
+                              .across = static_cast<int32_t>(blocks_of(C, kScaleColumns)),
+                              .largest = largest_of(values.dtype),
+                              .power_of_two = args.float_scales == 0};
+  const int64_t tiles = E * params.tiles_down * params.across;
+  TILEMOE_CHECK_SUPPORTED(tiles <= INT32_MAX, tiles << " blocks to quantise");
+  if (tiles == 0) return;
+  const KernelLaunch where{.blocks = dim3(static_cast<unsigned>(tiles)),
+                           .threads = kThreads,
+                           .stream = static_cast<cudaStream_t>(args.stream)};
+  with_element(values.dtype, [&]<class Element>() {
+    if (args.block_rows == 1)
+      launch_kernel("quantising rows", where, &quantize_blocks<Element, false>, params);
+    else
+      launch_kernel("quantising tiles", where, &quantize_blocks<Element, true>, params);
+  });
+}
+
+}  // namespace tilemoe::cuda

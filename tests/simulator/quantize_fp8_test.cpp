@@ -1,0 +1,40 @@
+// The kernel that quantises to e4m3, on a simulated GPU.
+#include "quantize_fp8_support.h"
+#include "simulator/machine/machine.h"
+#include "simulator/setting.h"
+
+namespace tilemoe::test {
+namespace {
+
+class SimulatedQuantizeFp8 : public testing::Test {
+ protected:
+  void SetUp() override { machine().set_device(simulator::setting_of("sm90").device); }
+  void TearDown() override {
+    for (const simulator::Finding& finding : machine().take_findings())
+      ADD_FAILURE() << simulator::describe(finding);
+  }
+  static simulator::Machine& machine() { return simulator::Machine::instance(); }
+};
+
+TEST_F(SimulatedQuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
+  verify::Memory& memory = verify::cuda_memory();
+  for (const int32_t block_rows : {1, 128}) {
+    expect_fp8(memory, {.E = 2, .R = 130, .C = 264, .block_rows = block_rows, .padded = true});
+    expect_fp8(memory, {.E = 1,
+                        .R = 280,
+                        .C = 128,
+                        .block_rows = block_rows,
+                        .part_rows = 140,
+                        .float_scales = true});
+    expect_fp8(memory,
+               {.E = 1, .R = 3, .C = 8, .block_rows = block_rows, .dtype = DType::kFloat16});
+  }
+}
+
+TEST_F(SimulatedQuantizeFp8, HasBlocksOfSpecialNumbers) {
+  for (const bool float_scales : {false, true})
+    expect_special_fp8(verify::cuda_memory(), DType::kBFloat16, float_scales);
+}
+
+}  // namespace
+}  // namespace tilemoe::test
