@@ -9,7 +9,7 @@ device; the slowest rank counts. Each way first computes what "own" does, the la
 on one GPU. GB/s that leave a GPU are measured alone. A layer named NAME-graph is timed in a CUDA
 graph, except by ways that wait for the host. If half of a GPU's memory does not hold "usual" and a
 layer's weights, T is halved. The status is 1 if a way failed. One minute: --layers qwen3-235b-graph
---rounds 5. docs/benchmarks.md describes the ways.
+--rounds 5. benchmarks/README.md describes the ways.
 """
 
 import argparse

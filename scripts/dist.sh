@@ -11,6 +11,12 @@
 # TILEMOE_SM80_ON_HOPPER is ON, the arch sm80 for Hopper too: without them, for every GPU. CI and
 # the tests select less, since this takes long. With TILEMOE_CPU=OFF in the environment it has the CUDA
 # library alone.
+#
+# The wheel needs glibc 2.34. With Debian 12's objects, a static libstdc++ and glibc 2.28's stubs (zig
+# c++ 0.17.1), three symbols stay undefined, so 2.28 needs a build on an older distribution:
+#   __libc_single_threaded  2.32  std::shared_ptr of GCC 12, in torch's stable tensor
+#   _dl_find_object         2.35  the unwinder of GCC 12's libgcc
+#   arc4random              2.36  std::random_device of GCC 12's libstdc++, which nothing calls
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"

@@ -16,7 +16,7 @@ bool reduced_run();
 // reduced run the quick ones.
 const std::vector<Case>& verification_cases();
 
-// Cases to be timed: the table of docs/benchmarks.md, a GPU's in bfloat16, a CPU's in float32.
+// Cases to be timed: python/tilemoe/bench/layers.inc, a GPU's in bfloat16, a CPU's in float32.
 // python/tilemoe/bench reads the same list for PyTorch.
 const std::vector<Case>& bench_cases();
 

@@ -175,7 +175,7 @@ class LiveMemory(TorchDispatchMode):
 
 
 def workspace(function, args):
-    """Bytes that an operator of TileMoE takes while it runs (docs/memory.md)."""
+    """Bytes that an operator of TileMoE takes while it runs (docs/mathematics.md)."""
     if function.namespace != "tilemoe" or not function._opname.startswith("experts"):
         return 0
     named = dict(zip((argument.name for argument in function._schema.arguments), args))

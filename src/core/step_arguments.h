@@ -64,7 +64,7 @@ struct Tuning {
   const cuda::TileConfiguration* tile = nullptr;  // one of the step's; null: the cost model chooses
   int32_t column_group = 0;  // blocks of columns that share rows while they are in L2; 0: 8
   // PDL: whether GEMMs and the combine start while the previous kernel ends. The layer sets it for
-  // small M (docs/decisions.md).
+  // small M (docs/kernels.md).
   bool pdl = false;
   // The kernels of the call; null: the step chooses its kernel itself.
   const cuda::ExpertsPlan* plan = nullptr;

@@ -10,7 +10,7 @@
 namespace tilemoe::cuda {
 
 // Up to this number of expected rows of an expert, capacity / E, a GEMM reads codes: above it, an
-// expert has several tiles, and each of them converts the codes again (docs/decisions.md has the
+// expert has several tiles, and each of them converts the codes again (docs/kernels.md has the
 // measurement). With less than one row, most experts have none and are not dequantised anyway.
 constexpr int64_t max_rows_of_codes(tilemoe_format format) {
   return format == TILEMOE_FORMAT_FP8 ? 64 : 48;

@@ -1,5 +1,5 @@
 // Quantised weights in the calls of the layer: read, checked, and dequantised into the workspace
-// before the steps that read them, one block of experts after another (docs/decisions.md).
+// before the steps that read them, one block of experts after another (docs/kernels.md).
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 """The source tree: which file may include which, where things must lie, and how long a file may be.
 
-CONTRIBUTING.md ("The source tree") describes the folders. Python modules of the tests have unique names.
+docs/contributing.md ("Map of folders") describes the folders. Python modules of the tests have unique names.
 """
 
 import collections

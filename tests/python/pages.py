@@ -19,9 +19,10 @@ class Snippet(NamedTuple):
 
 
 def all_pages():
-    """README and its neighbours, the documentation, and what the examples say of themselves."""
-    folders = (page for folder in ("docs", "examples") for page in (ROOT / folder).rglob("*.md"))
-    return sorted([*ROOT.glob("*.md"), *folders])
+    """README and its neighbours, the documentation, and the READMEs of folders."""
+    folders = ("apps", "benchmarks", "docs", "examples", "simulator", "tests")
+    in_folders = (page for folder in folders for page in (ROOT / folder).rglob("*.md"))
+    return sorted([*ROOT.glob("*.md"), *in_folders])
 
 
 def blank(match):

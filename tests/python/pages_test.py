@@ -22,7 +22,7 @@ OUTPUT = ("", "bibtex")  # what nobody runs: a program's output, formulas, a cit
 
 # Programs outside the project that a snippet may call. Their arguments are theirs to check.
 FOREIGN = {
-    ".", "cc", "cd", "cmake", "cp", "export", "git", "pip", "python3", "sudo", "source", "build/fuzz/tests/fuzz_c_interface",
+    ".", "cc", "cd", "cmake", "cp", "ctest", "export", "git", "pip", "python3", "sudo", "source", "build/fuzz/tests/fuzz_c_interface",
     "build/fuzz/tests/train/fuzz_checkpoint", ".venv/bin/pip",
 }  # fmt: skip
 # Modules outside the project. tests/torch/torchtitan_trainer_test.py runs what is shown of torchtitan's.
@@ -75,6 +75,10 @@ def wrong_with_a_command(words):
     program, rest = words[0], words[1:]
     if pathlib.Path(program).name == "tilemoe":
         return wrong_with_tilemoe(rest)
+    if pathlib.Path(program).name == "tilemoe_simulate":
+        known = OPTION.findall((ROOT / "simulator" / "main.cpp").read_text())
+        unknown = [word for word in rest if OPTION.fullmatch(word) and word not in known]
+        return f"tilemoe_simulate has no {', '.join(unknown)}" if unknown else None
     if program == "cmake" and "--preset" in rest:
         known = {p["name"] for p in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"]}
         name = rest[rest.index("--preset") + 1]

@@ -63,12 +63,21 @@ def measured(classes, case=SMALL, say=lambda line: None, **settings):
     return session.run(case, classes, settings, say, start=Here)
 
 
-def test_layers_are_those_of_the_documentation():
-    page = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text()
-    rows = re.findall(r"^\| ([\w.-]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", page, re.M)
-    for name, *sizes in rows:
-        if name in CASES:
-            assert list(map(int, sizes)) == list(CASES[name].shape.values()), name
+def test_readme_has_every_peer_and_only_layers_that_exist():
+    page = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text()
+    layers, listed = page.split("## Layers")[1].split("## Peers")
+    listed = listed.split("\n## ")[0]
+    named = re.findall(r"`([a-z0-9][\w.-]+)`", re.sub(r"\[`.*?`\]", "", layers))
+    assert len(named) > 3 and set(named) <= {*CASES}
+    prefixes = []
+    for row in re.findall(r"^\| (`.*?) \|", listed, re.MULTILINE):
+        first, *others = re.findall(r"`(.*?)`", row)
+        family = "tilemoe" if first.startswith("tilemoe") else first
+        prefixes += [first, *(family + name if name[0] == "-" else name for name in others)]
+    exact = {name for name in prefixes if not name.endswith("...")}
+    families = tuple(name[:-3] for name in prefixes if name.endswith("..."))
+    assert exact <= {*peers.PEERS}
+    assert {name for name in peers.PEERS if not name.startswith(families)} == exact
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

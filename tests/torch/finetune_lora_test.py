@@ -37,7 +37,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import finetune_memory  # noqa: E402
 import lora  # noqa: E402
 
-TEXT = ROOT / "docs" / "decisions.md"
+TEXT = ROOT / "include" / "tilemoe" / "tilemoe.h"
 SHORT = ["--steps", 40, "--save-every", 10, "--batch", 4, "--text", TEXT]
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 MIB = 1 << 20

@@ -2,7 +2,7 @@
 floating type (float64 is the yardstick), differentiated by autograd.
 
 It is written to be read, not to be fast: one loop over the experts, one over the rounded ones. The
-letters are those of docs/mathematics.md, the rules of choice those of docs/routing.md:
+symbols and the rules of choice are those of docs/mathematics.md:
 
     x (..., d) -> T tokens    W1 (E, 2n, d) or (E, n, d)    W2 (E, d, n)    logits, p (T, E)
     pairs: P (token, expert, score) triples; rounding and top-K alike become pairs

@@ -48,7 +48,7 @@ def grouped(n_group, topk_group, group_score):
 
 
 def score_bound(logits, of):
-    """The relative error that a float32 score may have, by what docs/routing.md promises of exp
+    """The relative error that a float32 score may have, by what docs/mathematics.md states of exp
     (1.01 ulp) and sigmoid (2.4 ulp), and for sums of `of` terms in 32 lanes. An ulp is 2^-23 of a
     value at most, a rounding 2^-24; x - max(x) rounds by that of itself, which exp makes
     relative."""

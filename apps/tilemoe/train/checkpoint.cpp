@@ -26,6 +26,8 @@ using Json = nlohmann::json;
 
 constexpr char kFormat[] = "tilemoe-checkpoint";
 constexpr char kFormatVersion[] = "2";
+// The hash covers the header too: its step, learning rate and seed decide a resumed run as the
+// weights do.
 constexpr char kHash[] = "file_sha256";
 constexpr size_t kHashDigits = 64;
 constexpr int kDeepestState = 8;

@@ -64,7 +64,7 @@ def _run(words):
         raise WrongUsage("a command is required; `tilemoe --help` lists them")
     if not name.startswith("-") and name not in COMMANDS:
         if name in OF_CPP:
-            raise WrongUsage(f"{name} is only a command of the C++ program (docs/development.md)")
+            raise WrongUsage(f"{name} is only a command of the C++ program (docs/contributing.md)")
         raise WrongUsage(_complaint("command", name, COMMANDS, "tilemoe"))
     if name == "bench":
         return _bench(words[1:])
