@@ -7,14 +7,14 @@ usage() {
   cat <<END
 usage: ./test.sh [--torch | --all] [options of ctest]
 
-Installs missing packages, builds TileMoE and runs its tests: on two cores about 12 minutes the first
-time, and 18 if there is a CUDA compiler. Tests that need a GPU run only if this machine has one.
+Installs missing packages, builds TileMoE and runs its tests: about 12 minutes on two cores the first
+time, 18 with a CUDA compiler. Tests that require a GPU run only if the machine has one.
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
-  --all          everything that CI runs: every GPU architecture, the long tests, two versions of torch,
-                 three of jax, the address, undefined behaviour and thread sanitizers
-  -R <regex>     only the tests whose names match, for instance -R '^Layer' or -R python
-  -E <regex>     without those
+  --all          all tests of CI: every GPU architecture, the long tests, two versions of torch, three
+                 of jax, the address, undefined behaviour and thread sanitizers
+  -R <regex>     only tests whose names match, for instance -R '^Layer' or -R python
+  -E <regex>     exclude tests whose names match
   PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan
 
 The PyTorch package alone: scripts/test_torch.sh.
@@ -35,7 +35,7 @@ failed=0
 finish() {
   local status=$? note=
   [ "$status" = 0 ] && [ -z "$what" ] &&
-    note="; the PyTorch package was not tested: ./test.sh --torch"
+    note="; the PyTorch package was not tested (./test.sh --torch)"
   [ "$((passed + failed))" = 0 ] || printf '\n%d passed, %d failed%s\n' "$passed" "$failed" "$note" >&2
 }
 trap finish EXIT
@@ -69,7 +69,7 @@ test_preset() {
   shift
   build "$preset" "" "${options[@]}"
   if ! nvidia-smi -L >/dev/null 2>&1; then
-    say "no GPU here: the tests labelled gpu are NOT run"
+    say "no GPU found: the tests labelled gpu are NOT run"
     only+=(gpu)
   fi
   [ "$what" = all ] || only+=(long)
@@ -78,7 +78,7 @@ test_preset() {
   rm -f "$results"
   [ "${#only[@]}" = 0 ] || only=(-LE "^($(IFS='|' && echo "${only[*]}"))\$")
   ctest --preset "$preset" -j "$(nproc)" --progress --output-junit "$results" "${only[@]}" "$@" ||
-    { count "$results" && die "tests failed; their output is above and in" \
+    { count "$results" && die "tests failed; see the output above and" \
       "build/$preset/Testing/Temporary/LastTest.log."; }
   count "$results"
 
@@ -87,7 +87,7 @@ test_preset() {
     may_skip=$'DeviceLayerTest.GivesTheSameBitsOnEveryDevice\nSumRows.ReadsAnotherGpu'
   skipped=$(sed -n 's/.*<testcase name="\([^"]*\)".* status="notrun".*/\1/p' "$results")
   unexpected=$(printf '%s' "$skipped" | grep -Fxv "$may_skip" || true)
-  [ -z "$unexpected" ] || die "these tests may not be skipped: ${unexpected//$'\n'/ }"
+  [ -z "$unexpected" ] || die "tests were skipped unexpectedly: ${unexpected//$'\n'/ }"
 }
 
 # test_package <framework> <option>...

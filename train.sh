@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets this machine up, builds TileMoE's command line and trains a small Mixture-of-Experts language
-# model on real text. ./train.sh --help says more.
+# model on real text. ./train.sh --help lists the options.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
 program=$root/build/release/apps/tilemoe/tilemoe
@@ -11,22 +11,22 @@ usage: ./train.sh [options of 'tilemoe train']
 
 Trains a small Mixture-of-Experts language model on real text, from a fresh clone:
 
-  1. installs the packages that are missing, as root; otherwise it prints the one command to run
+  1. installs missing packages as root, or prints the command that installs them
   2. builds the command line, $program:
-     3 to 7 minutes on two cores the first time, for the CPU alone if there is no GPU
-  3. trains, 2 to 4 minutes on two cores, and prints a sample of what the model writes; your text
-     will differ from README's, since it depends on the CPU
+     3 to 7 minutes on two cores the first time; with CUDA only if the machine has a GPU
+  3. trains, 2 to 4 minutes on two cores, and prints a sample of the model's text, which depends
+     on the CPU
 
-Options go to 'tilemoe train'. The first that you may want:
+Options are passed to 'tilemoe train', for instance:
 
   --text FILE...   train on your own text (.txt, .gz) instead of an English dictionary
-  --out DIR        where the run is kept
-  --steps N        a longer or a shorter training
+  --out DIR        folder of the run
+  --steps N        number of training steps
 
 END
 }
 
-# Of compute capability 8.0 or newer, which the CUDA backend is for.
+# Whether the machine has a GPU of compute capability 8.0 or newer, which the CUDA backend requires.
 has_gpu() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -Eq '^([89]|1[0-9])\.'; }
 
 case " $* " in

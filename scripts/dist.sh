@@ -30,7 +30,7 @@ build_sdist() {
   say "building the source distribution"
   rm -f "$dist"/*.tar.gz
   .venv-wheel/bin/python -m build --sdist --outdir "$dist" . >&2 ||
-    die "the source distribution could not be built; the lines above say why."
+    die "the source distribution could not be built; see the lines above."
 }
 
 # Bundles the libraries that a clean machine lacks, with their licences.
@@ -39,7 +39,7 @@ bundle() {
   say "bundling the libraries that a clean machine lacks"
   PATH=$tools:$PATH auditwheel repair "$dist"/here/*.whl -w "$dist/bundled" --strip \
     --exclude 'libtorch*.so' --exclude 'libc10*.so' --exclude libgomp.so.1 ||
-    die "auditwheel could not bundle the libraries; the lines above say why."
+    die "auditwheel could not bundle the libraries; see the lines above."
   "$tools/wheel" unpack -d "$dist/unpacked" "$dist"/bundled/*.whl >&2
   licenses=$(echo "$dist"/unpacked/*/*.dist-info/licenses)
   while read -r package library; do
@@ -62,14 +62,14 @@ build_wheel() {
     --config-settings=build-dir=build/wheel \
     --config-settings=cmake.define.TILEMOE_CUDA_ARCHS="${TILEMOE_CUDA_ARCHS:-80;90a;100f;120}" \
     --config-settings=cmake.define.TILEMOE_SM80_ON_HOPPER="${TILEMOE_SM80_ON_HOPPER:-ON}" "$@" . ||
-    die "the wheel could not be built; the lines above say why."
+    die "the wheel could not be built; see the lines above."
   bundle
   rm -r "$dist"/{here,bundled,unpacked}
   local wheel backends="the CPU and CUDA"
   wheel=$(echo "$dist"/*.whl)
-  [ "${TILEMOE_CPU:-}" != OFF ] || backends="CUDA alone"
+  [ "${TILEMOE_CPU:-}" != OFF ] || backends="CUDA only"
   case $wheel in
-  *+cpu-*) backends="the CPU alone, since there is no CUDA compiler (12.5 or newer)" ;;
+  *+cpu-*) backends="the CPU only: no CUDA compiler (12.5 or newer) was found" ;;
   esac
   say "$wheel: for $backends"
 }

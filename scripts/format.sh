@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats every C, C++ and CUDA source in place; with --check, says which ones it would change.
+# Formats every C, C++ and CUDA source in place; with --check, lists the files that it would change.
 # clang-format 14, whatever else is installed: versions disagree with each other.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

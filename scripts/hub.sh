@@ -8,7 +8,7 @@ cd "$root"
 
 require_torch ""
 commit=$(git describe --always --abbrev=12 --dirty --exclude='*') ||
-  die "the operators' namespace has the commit in it, and git does not report it."
+  die "git cannot describe the commit, which is part of the operators' namespace."
 case $(.venv-torch/bin/python cmake/find_cuda.py) in
 ON) backend=cuda ;;
 *) backend=cpu ;;
@@ -19,6 +19,6 @@ TILEMOE_DIST=build/hub/wheel scripts/dist.sh wheel "$@"
 
 say "laying out the folder"
 PATH=$root/.venv-wheel/bin:$PATH .venv-wheel/bin/python scripts/hub_folder.py \
-  build/hub/wheel/*.whl build/hub || die "the folder could not be made; the lines above say why."
+  build/hub/wheel/*.whl build/hub || die "the folder could not be made; see the lines above."
 rm -r build/hub/wheel
 say "build/hub: torch.ops.$TILEMOE_TORCH_NAMESPACE; kernels.get_local_kernel takes the folder"

@@ -47,8 +47,8 @@ missing_packages() {
 
 require() {
   [ "${TILEMOE_SETUP:-}" != skip ] || return 0
-  command -v apt-get >/dev/null || die "this machine has no apt-get, so packages cannot be looked" \
-    "up. Install what scripts/packages.sh lists, then run this again with TILEMOE_SETUP=skip."
+  command -v apt-get >/dev/null || die "apt-get was not found; install the packages of" \
+    "scripts/packages.sh, then run the script again with TILEMOE_SETUP=skip."
 
   local missing names
   missing=$(missing_packages "$@")
@@ -56,16 +56,16 @@ require() {
   names=$(printf '%s\n' "$missing" | awk '{ printf "%s%s", separator, $1; separator = " " }')
   say "missing packages:"
   printf '%s\n' "$missing" | sed 's/^/  /' >&2
-  [ "$(id -u)" = 0 ] || die "installing packages takes root. Run this, then run me again:
+  [ "$(id -u)" = 0 ] || die "installing packages requires root; run this command, then the script again:
 
   sudo apt-get update && sudo apt-get install --no-install-recommends $names"
 
-  say "installing them with apt-get"
+  say "installing the packages with apt-get"
   export DEBIAN_FRONTEND=noninteractive
-  apt-get update -q >&2 || die "apt-get update failed; the lines above say why."
+  apt-get update -q >&2 || die "apt-get update failed; see the lines above."
   # shellcheck disable=SC2086  # one word a package
   apt-get install -q -y --no-install-recommends $names </dev/null >&2 ||
-    die "apt-get could not install: $names. The lines above say why."
+    die "apt-get could not install: $names; see the lines above."
 }
 
 require_python() {
@@ -75,7 +75,7 @@ require_python() {
   say "making .venv with what the Python tests import"
   { python3 -m venv "$environment" &&
     "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt"; } >&2 ||
-    die "the Python packages could not be installed; the lines above say why."
+    die "the Python packages could not be installed; see the lines above."
 }
 
 # Makes a virtual environment of just what requirements files name, and again when they change. Python
@@ -98,7 +98,7 @@ make_environment() {
   { rm -rf "$environment" && "${environment_python:-python3}" -m venv "$environment" &&
     "$environment/bin/python" -m pip install -q --no-deps --no-compile "${@/#/--requirement=}" &&
     cat "$@" >"$environment/complete"; } >&2 ||
-    die "the Python packages could not be installed; the lines above say why."
+    die "the Python packages could not be installed; see the lines above."
 }
 
 require_torch() {
@@ -147,7 +147,7 @@ require_nvcc() {
     { rm -rf "$environment" && python3 -m venv "$environment" &&
       "$environment/bin/python" -m pip install -q -r "$root/scripts/cuda-compiler.txt" &&
       name_cuda_libraries "$environment" && touch "$environment/complete"; } >&2 ||
-      die "the CUDA compiler could not be installed; the lines above say why."
+      die "the CUDA compiler could not be installed; see the lines above."
   fi
   CUDACXX=$(find "$environment" -path '*/bin/nvcc' -print -quit)
   export CUDACXX
@@ -160,6 +160,6 @@ build() {
     cd "$root"
     cmake --preset "$preset" "${@:3}" >&2 &&
       cmake --build --preset "$preset" ${target:+--target "$target"} >&2
-  ) || die "the build failed; the first error above says where." \
-    "'rm -r $root/build/$preset' starts it afresh."
+  ) || die "the build failed; see the first error above." \
+    "'rm -r $root/build/$preset' removes the build folder."
 }

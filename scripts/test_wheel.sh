@@ -37,7 +37,7 @@ packages_of() {
   torch=$("$1" cmake/find_torch.py 2>/dev/null | tail -n 1) ||
     { [ "$(version_of "$1")" = "$version" ] &&
       torch=$(.venv-torch/bin/python cmake/find_torch.py | tail -n 1); } ||
-    die "$1 has no torch, and .venv-torch has that of another Python."
+    die "$1 has no torch, and .venv-torch has another Python version."
   dirname "$torch"
 }
 
@@ -50,7 +50,7 @@ try_wheel() { # FOLDER PYTHON TORCH [COMMAND...]
   { "$@" "$python" -m venv "$folder/venv" &&
     "${inside[@]}" pip install -q --no-index "$folder/$wheel" &&
     "${inside[@]}" python - "$torch" <"$root/tests/wheel/first_steps.py"; } ||
-    die "the wheel does not work; the lines above say why."
+    die "the wheel does not work; see the lines above."
 }
 
 case $file in
@@ -58,7 +58,7 @@ case $file in
   say "building a wheel from $file"
   require build
   TILEMOE_CUDA=OFF .venv-torch/bin/python -m pip wheel -q --no-deps -w "$folder/built" "$file" >&2 ||
-    die "the wheel could not be built; the lines above say why."
+    die "the wheel could not be built; see the lines above."
   file=$(echo "$folder"/built/*.whl)
   ;;
 esac
@@ -80,4 +80,4 @@ else
     try_wheel "$place" "$python" "$(packages_of "$python")"
   done
 fi
-say "${file##*/} works where no compiler is"
+say "${file##*/} works without a compiler"

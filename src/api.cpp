@@ -128,7 +128,8 @@ const char* tilemoe_device_description(tilemoe_device device) {
 tilemoe_status tilemoe_set_num_threads(int threads) {
   return guarded("tilemoe_set_num_threads", [&] {
     TILEMOE_CHECK(threads >= 0 && threads <= tilemoe::limits::kMaxThreads,
-                  "threads is " << threads << ", expected 0 to " << tilemoe::limits::kMaxThreads);
+                  "threads is " << threads << ", expected a value in [0, "
+                                << tilemoe::limits::kMaxThreads << "]");
     tilemoe::set_num_threads(threads);
   });
 }

@@ -134,7 +134,7 @@ TEST_F(ArchRuns, ThatCannotBeAreSkipped) {
 }
 
 TEST_F(ArchRuns, ThatFailNameTheCase) {
-  const std::string rest = "; 1 cases after it were not run";
+  const std::string rest = "; 1 later cases were not run";
   memory_.on_read = []() -> bool { throw std::runtime_error("cudaErrorIllegalAddress"); };
   expect_failure(kFirst + ": cudaErrorIllegalAddress" + rest);
   memory_.on_read = []() -> bool { std::raise(SIGSEGV), std::abort(); };

@@ -52,9 +52,9 @@ Cases<P> shared_cases(bool split) {
     BAD(p.experts.activation = TILEMOE_RELU;
         p.experts.gate_layout = TILEMOE_GATE_INTERLEAVED, "relu", "gate_layout"),
     BAD(p.experts.activation = TILEMOE_GEGLU; p.experts.clamp = 7, "clamp", "geglu"),
-    BAD(p.experts.clamp = -1, "clamp -1"),
+    BAD(p.experts.clamp = -1, "clamp is -1"),
     BAD(p.experts.clamp = kNan, "clamp"),
-    BAD(p.experts.alpha = kInfinity, "alpha inf"),
+    BAD(p.experts.alpha = kInfinity, "alpha is inf"),
     BAD(p.experts.up_shift = kNan, "up_shift"),
     BAD(p.args().workspace_bytes = p.needed() - 1, "workspace", "bytes"),
     BAD(p.args().workspace_bytes = 0, "0 bytes"),

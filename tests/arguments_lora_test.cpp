@@ -90,9 +90,10 @@ Cases<P> packing_cases() {
       BAD(p.factors.B1 = {}, "lora.A1", "lora.B1", "give both or neither"),
       BAD(p.factors.A2 = {}, "lora.A2", "lora.B2", "give both or neither"),
       BAD(p.factors.B2 = {}, "lora.A2", "lora.B2", "give both or neither"),
-      BAD(p.factors.A2 = p.factors.B2 = {}, "experts.rank_2 is 8", "has 0"),
+      BAD(p.factors.A2 = p.factors.B2 = {}, "experts.rank_2 is 8",
+          "expected 0, the rank of W2's adapter"),
       BAD(p.experts.rank_1 += 8, "experts.rank_1 is"),
-      BAD(p.experts.rank_2 = 0, "experts.rank_2 is 0", "has 8"),
+      BAD(p.experts.rank_2 = 0, "experts.rank_2 is 0", "expected 8, the rank of W2's adapter"),
       BAD(p.factors.A1.shape[1] = 12, "lora.A1 has rank 12", "multiple of 8"),
       BAD(p.factors.A2.shape[1] = 264, "lora.A2 has rank 264", "256"),
       BAD(p.factors.A1.shape[2] = kN, "lora.A1", "(5, 8, 16)"),
@@ -120,7 +121,7 @@ TEST(LoraArguments, Packing) {
   BAD_VALUES(cases, "rank_1", p.experts.rank_1 = int32_t(v), 264);
   append<Packing<>>(cases, {
     BAD(p.factors.A1_up = p.factors.A1;
-        p.factors.B1_up = p.factors.B1, "lora.A1_up", "only the split gate layout")
+        p.factors.B1_up = p.factors.B1, "lora.A1_up", "requires the split gate layout")
   });
   run_cases(cases);
 }
@@ -131,7 +132,8 @@ TEST(LoraArguments, PackingSplit) {
       cases, {BAD(p.factors.A1_up = {}, "lora.A1_up", "lora.B1_up", "give both or neither"),
               BAD(p.factors.A1_up.shape[1] = 12, "lora.A1_up has rank 12"),
               BAD(p.factors.B1_up.shape[1] = 8, "lora.B1_up", "(5, 8, 16)"),
-              BAD(p.factors.A1_up = p.factors.B1_up = {}, "experts.rank_1 is 24", "have 8")});
+              BAD(p.factors.A1_up = p.factors.B1_up = {}, "experts.rank_1 is 24",
+                  "expected 8, the rank of W1's adapters")});
   run_cases(cases);
 }
 
@@ -212,13 +214,13 @@ Cases<P> pass_cases() {
     BAD(p.lora.scale_1 = kNan, "lora.scale_1 is nan"),
     BAD(p.lora.scale_2 = -std::numeric_limits<float>::infinity(), "lora.scale_2 is -inf"),
     BAD(p.experts.rank_1 += 8, "lora.A1"),
-    BAD(p.experts.rank_2 = 0, "lora.A2", "no rank"),
+    BAD(p.experts.rank_2 = 0, "lora.A2", "rank 0"),
     BAD(p.lora.A2 = p.lora.B2 = {}, "lora.A2"),
     BAD(transpose(p.lora.A1), "lora.A1 was packed for weights of other strides"),
     BAD(transpose(p.weights.W2), "lora.A2 was packed for weights of other strides"),
     BAD(p.saved.P1 = p.saved.H, "saved.P1"),
     BAD(p.drop_rank_2(); p.dlora.A2 = p.dlora.B2 = {};
-        p.saved.P2 = p.saved.P1, "saved.P2", "no rank"),
+        p.saved.P2 = p.saved.P1, "saved.P2", "rank 0"),
   };
   BAD_TENSOR(cases, lora.A1, .layout = Layout::kMatrix, .aligned = true);
   BAD_TENSOR(cases, lora.B2, .layout = Layout::kMatrix, .aligned = true);

@@ -73,8 +73,9 @@ Cases<P> pass_cases() {
     BAD(p.quantized.W2.scale_offset = p.quantized.W1.scale_map, "quantized.W2.scale_offset",
         "expected null"),
     BAD(p.quantized.W1.codes = after(p.quantized.W1.codes, 8), "quantized.W1.codes",
-        "not on 16 bytes"),
-    BAD(move(p.quantized.W2.scale_of_scales, 2), "quantized.W2.scale_of_scales", "not on 4 bytes"),
+        "not aligned to 16 bytes"),
+    BAD(move(p.quantized.W2.scale_of_scales, 2), "quantized.W2.scale_of_scales",
+        "not aligned to 4 bytes"),
     // A row of MXFP4 has 24 values, and is not transposed.
     BAD(p.experts.format_1 = p.quantized.W1.format = TILEMOE_FORMAT_MXFP4;
         p.quantized.W1_up.format = TILEMOE_FORMAT_MXFP4, "quantized.W1 is mxfp4 of (5,",
@@ -150,7 +151,8 @@ TEST(QuantizedArguments, WorkspaceOfGradients) {
   for (const uint32_t gradient :
        {TILEMOE_GRADIENT_W1, TILEMOE_GRADIENT_W1_UP, TILEMOE_GRADIENT_W2}) {
     query.gradients = gradient;
-    expect_refused(tilemoe_workspace_bytes(&query, &bytes), "no gradient");
+    expect_refused(tilemoe_workspace_bytes(&query, &bytes),
+                   "expected no bits of quantised weights");
     EXPECT_EQ(bytes, 77u);
   }
 }

@@ -28,7 +28,7 @@ template <class P>
 Cases<P> scoring_cases() {
   Cases<P> cases = {
     BAD(p.args.n_group = 2, "n_group is 2", "E = 5"),
-    BAD(p.args.topk_group = 2, "topk_group is 2", "one group"),
+    BAD(p.args.topk_group = 2, "topk_group is 2", "without groups"),
     BAD(p.args.n_group = 5; p.args.topk_group = 2, "K is 3", "at most 2"),
     BAD(p.args.routed_scaling_factor = NAN, "routed_scaling_factor is nan"),
     BAD(p.args.routed_scaling_factor = -INFINITY, "routed_scaling_factor is -inf"),
@@ -305,7 +305,8 @@ TEST(SumRowsArguments, EachIsChecked) {
                     BAD(p.args.source_rows = INT32_MAX / kSources + 1, "source_rows is 715827883",
                         "715827882"),
                     BAD(p.set_d(20), "d is 20", "8"), BAD(p.set_d(0), "d is 0"),
-                    BAD(p.set_P(0), "P is 0", "1 to 64"), BAD(p.set_P(65), "P is 65", "1 to 64"),
+                    BAD(p.set_P(0), "P is 0", "expected a value in [1, 64]"),
+                    BAD(p.set_P(65), "P is 65", "expected a value in [1, 64]"),
                     BAD(p.args.out.dtype = TILEMOE_BFLOAT16, "addend", "bfloat16"),
                     BAD(p.args.out.shape[0] = int64_t{1} << 31, "rows is 2147483648"),
                     BAD(p.args.out.data = p.args.place.data, "out", "place", "shares memory"),
@@ -318,7 +319,7 @@ TEST(SumRowsArguments, EachIsChecked) {
   for (const int32_t sources : {0, -1, 65})
     cases.push_back({"sources",
                      [sources](P& p) { p.args.sources = sources; },
-                     {"sources is " + std::to_string(sources), "1 to 64"}});
+                     {"sources is " + std::to_string(sources), "expected a value in [1, 64]"}});
   BAD_TENSOR(cases, args.place);
   // (5, 3) of place may also be (5, 2): P is place's own to say
   cases.erase(std::remove_if(cases.begin(), cases.end(),

@@ -22,7 +22,7 @@ void run_spec_cases() {
     BAD(p.spec.device = tilemoe_device(-1), "device is -1"),
     BAD(p.spec.rounding = tilemoe_rounding(5), "rounding is 5"),
     BAD(p.spec.kind = TILEMOE_ROUTING_TOP_K;
-        p.spec.round_tokens = kT, "round_tokens is 7", "only token rounding"),
+        p.spec.round_tokens = kT, "round_tokens is 7", "without token rounding"),
     BAD(p.spec.kind = TILEMOE_ROUTING_GROUPED, "T is 7", "expected 0"),
     BAD(p.spec.T = INT32_MAX; p.spec.rounding = TILEMOE_ROUND_DOWN, "T * K", "2147483647 * 3"),
     BAD(p.spec.T = p.spec.E = p.experts.E = 1 << 20; p.spec.m = INT32_MAX, "rows"),
@@ -180,8 +180,8 @@ TEST(SizeArguments, OfACudaDeviceElsewhere) {
   p.query.pass = TILEMOE_PASS_BACKWARD, p.query.cuda_sms = 132;
   const tilemoe_status status = p.workspace();
   if (status == TILEMOE_UNSUPPORTED) {
-    expect_error("this build has no CUDA backend");
-    expect_refused(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), "no CUDA backend",
+    expect_error("TileMoE was built without CUDA");
+    expect_refused(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), "built without CUDA",
                    TILEMOE_UNSUPPORTED);
     return;
   }
@@ -192,12 +192,13 @@ TEST(SizeArguments, OfACudaDeviceElsewhere) {
   EXPECT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
   EXPECT_EQ(p.bytes, of_132);
   p.query.cuda_arch = "sm70";
-  expect_refused(p.workspace(), "the arch 'sm70', set by cuda_arch, is not known");
+  expect_refused(p.workspace(),
+                 "arch must be 'auto', 'sm80', 'sm90' or 'sm100', got 'sm70', set by cuda_arch");
   p.query.cuda_arch = nullptr, p.query.cuda_sms = 1;
   EXPECT_EQ(p.workspace(), TILEMOE_SUCCESS) << tilemoe_last_error();
   EXPECT_LE(p.bytes, of_132);
   p.experts.dtype = TILEMOE_FLOAT32;
-  expect_refused(p.workspace(), "takes bfloat16", TILEMOE_UNSUPPORTED);
+  expect_refused(p.workspace(), "expected bfloat16 or float16 on CUDA", TILEMOE_UNSUPPORTED);
   EXPECT_EQ(tilemoe_routing_workspace_bytes(&p.spec, &p.bytes), TILEMOE_SUCCESS);
   EXPECT_EQ(tilemoe_router_losses_workspace_bytes(TILEMOE_CUDA, kT, kE, &p.bytes), TILEMOE_SUCCESS);
 }
@@ -328,7 +329,7 @@ TEST(SizeArguments, Archs) {
       EXPECT_EQ(names.select(automatic), TILEMOE_SUCCESS);
     // Without a device no arch is selected.
     const std::string said = names.describe();
-    EXPECT_NE(said.find("use the CPU backend"), std::string::npos) << said;
+    EXPECT_NE(said.find("built without CUDA"), std::string::npos) << said;
     EXPECT_EQ(said, tilemoe_last_error());
     *text++ += said;
   }

@@ -91,7 +91,8 @@ TEST(CommandLine, WrongUsageIsSaid) {
 
 TEST(CommandLine, CudaSaysWhyItIsAbsent) {
   for (const char* command : {"check", "digest"})
-    expect_error(std::string(command) + " --device cuda", kFailed, "use the CPU backend");
+    expect_error(std::string(command) + " --device cuda", kFailed,
+                 "TileMoE was built without CUDA");
 }
 
 TEST(Digest, IsOfEveryTensorAndOfTheSeed) {
@@ -133,7 +134,7 @@ TEST(Check, WritesJson) {
 }
 
 TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
-  expect_error("doctor", kFailed, "use the CPU backend");
+  expect_error("doctor", kFailed, "TileMoE was built without CUDA");
   expect_error("doctor --arch sm80", kFailed,
                "; `tilemoe check --device cpu` compares the CPU's results");
   for (const char* device : {"cpu", "cuda:", "cuda:x", "cuda:-1", "cuda1", "cuda:1000"})
@@ -144,16 +145,16 @@ TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
 }
 
 TEST(Doctor, SaysWhatABuildWithoutCudaLacks) {
-  if (tilemoe("info").text.find("this build has no CUDA backend") == std::string::npos)
+  if (tilemoe("info").text.find("TileMoE was built without CUDA") == std::string::npos)
     return;  // a build with it gives its own reasons: cuda/capability_test.cpp
   const std::string empty = "PATH=/nowhere '" TILEMOE_PROGRAM "' doctor 2>&1";
   const bool elsewhere = access("/usr/local/cuda/bin/nvcc", X_OK) == 0;
   const std::string missing = run_shell(empty).text;
-  EXPECT_NE(missing.find("-DTILEMOE_CUDA=ON"), std::string::npos) << missing;
+  EXPECT_NE(missing.find("rebuild with TILEMOE_CUDA=ON"), std::string::npos) << missing;
   EXPECT_NE(missing.find(elsewhere ? "found: /usr/local/cuda/bin/nvcc" : "not found on PATH"),
             std::string::npos)
       << missing;
-  EXPECT_NE(missing.find("NVIDIA's driver, 580 or newer"), std::string::npos) << missing;
+  EXPECT_NE(missing.find("an NVIDIA driver >= 580"), std::string::npos) << missing;
 
   const std::string folder = testing::TempDir() + "nvcc";
   const Outcome made = run_shell("mkdir -p '" + folder + "' && cp /bin/true '" + folder + "/nvcc'");
@@ -164,14 +165,16 @@ TEST(Doctor, SaysWhatABuildWithoutCudaLacks) {
 }
 
 TEST(Check, OfAnArchNeedsAGpu) {
-  const std::string why = "use the CPU backend";
+  const std::string why = "TileMoE was built without CUDA";
   expect_error("check --arch sm80", kFailed, why);
   expect_error("check --arch sm100 --against sm80 --reduced", kFailed, "--arch sm100: ");
   expect_error("check --arch sm100 --against sm80 --reduced", kFailed, why);
   expect_error("check --arch sm70", kWrongUsage, "--arch");
-  expect_error("check --against sm80", kWrongUsage, "--against needs --arch");
-  expect_error("check --arch sm80 --against sm80", kWrongUsage, "with another one");
-  expect_error("check --arch sm80 --device cpu", kWrongUsage, "leave out --device cpu");
+  expect_error("check --against sm80", kWrongUsage, "--against requires --arch");
+  expect_error("check --arch sm80 --against sm80", kWrongUsage,
+               "--against must differ from --arch");
+  expect_error("check --arch sm80 --device cpu", kWrongUsage,
+               "--arch requires a GPU, got --device cpu");
   expect_error("check --arch sm90 --against sm80 no-such-case", kWrongUsage, "no case matches");
   expect_error("check --arch sm90 --against sm80 --limit 0", kWrongUsage, "--limit");
   expect_error("check --arch sm90 --kit sm80", kWrongUsage, "--arch sm90 and --kit sm80");
@@ -198,7 +201,8 @@ TEST(Info, JsonSaysWhatIsSupported) {
   EXPECT_EQ(supports.at("routings").size(), 8u);
   const json& cuda = info.at("backends").at(1);
   EXPECT_FALSE(cuda.at("available").get<bool>());
-  EXPECT_NE(cuda.at("reason").get<std::string>().find("use the CPU backend"), std::string::npos);
+  EXPECT_NE(cuda.at("reason").get<std::string>().find("TileMoE was built without CUDA"),
+            std::string::npos);
 }
 
 TEST(Check, JudgesTheCasesThatMatch) {

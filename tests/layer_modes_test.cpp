@@ -212,12 +212,12 @@ TEST_P(LayerModes, AnInterruptedPassEndsRight) {
         whole.dO = {},
         whole.ds = whole.dweights.W2 = whole.dweights.b2 = whole.dlora.A2 = whole.dlora.B2 = {};
       whole.workspace_bytes = problem.experts().workspace_bytes(problem.spec(), mode);
-      expect_refused(problem, whole, "has not ended");
+      expect_refused(problem, whole, "incomplete backward");
     }
     BackwardArgs other_mode = args;
     other_mode.mode = BackwardMode::kWhole;
     other_mode.part = &order[3];
-    expect_refused(problem, other_mode, "has not ended");
+    expect_refused(problem, other_mode, "incomplete backward");
     tilemoe_part early = order[1];
     early.tokens = 0, early.last = 1;
     args.part = &early;
@@ -252,7 +252,7 @@ TEST_P(LayerModes, APassThatRestartsIsRefused) {
     problem.experts().backward(args);
   }
   args.part = &order.back();
-  expect_refused(problem, args, "came twice");
+  expect_refused(problem, args, "was repeated");
 
   problem.poison();
   problem.route();

@@ -206,7 +206,7 @@ TEST_F(Process, ContinuesWithoutNewThreads) {
               require(computes());
               require(tilemoe_set_num_threads(3) == TILEMOE_DEVICE_ERROR);
               const std::string error = tilemoe_last_error();
-              require(error.find("threads is 3, of which the system started 1") != error.npos);
+              require(error.find("threads is 3, but the system started only 1") != error.npos);
               require(tilemoe_num_threads() == 1);
               require(computes());
               require(tilemoe_set_num_threads(1) == TILEMOE_SUCCESS);

@@ -6,7 +6,8 @@
 namespace tilemoe::verify {
 
 Memory& cuda_memory() {
-  throw std::runtime_error("this build has no CUDA backend: use the CPU backend");
+  throw std::runtime_error(
+      "TileMoE was built without CUDA; install the CUDA wheel or rebuild with TILEMOE_CUDA=ON");
 }
 
 }  // namespace tilemoe::verify

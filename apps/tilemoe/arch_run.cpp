@@ -61,7 +61,7 @@ class Reader {
     std::string why = task_.cases[current_].name + ": " + (error_.empty() ? end.words() : error_);
     if (end.hung) why += " for " + std::to_string(task_.max_silence.count() / 1000) + " s";
     if (const size_t rest = task_.cases.size() - run_.cases - 1; rest > 0)
-      why += "; " + std::to_string(rest) + " cases after it were not run";
+      why += "; " + std::to_string(rest) + " later cases were not run";
     run_.failures.insert(run_.failures.begin(), why);
     return run_;
   }

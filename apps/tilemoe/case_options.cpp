@@ -8,16 +8,16 @@ using verify::Case;
 
 void CaseOptions::add_to(CLI::App& command) {
   command.add_option("case,--case", selection.patterns,
-                     "Cases to run: names or patterns such as 'rounded-*'; without them all");
-  command.add_option("--dtype", selection.dtype, "Only the cases of this type")
+                     "Cases to run: names or patterns such as 'rounded-*' (default: all)");
+  command.add_option("--dtype", selection.dtype, "Only the cases of this dtype")
       ->check(CLI::IsMember({"all", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  command.add_option("--pass", pass, "What to run: forward, or all with backward")
+  command.add_option("--pass", pass, "Passes to run: forward, or all (forward and backward)")
       ->check(CLI::IsMember({"forward", "all"}))
       ->capture_default_str();
   command.add_flag("--reduced", selection.reduced,
-                   "Only the quick cases that together run every kernel, for slow tools");
-  command.add_option("--seed", seed, "Seed of the random numbers")->capture_default_str();
+                   "Only a short list of cases that together run every kernel");
+  command.add_option("--seed", seed, "Random seed")->capture_default_str();
 }
 
 std::vector<Case> CaseOptions::choose(Device device) const {

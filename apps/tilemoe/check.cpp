@@ -74,12 +74,13 @@ ArchRun run_one(const CheckOptions& options, const std::string& arch,
 
 // This process uses no GPU: its children do.
 int compare_archs(const CheckOptions& options, const std::string& arch) {
-  if (arch.empty()) throw WrongUsage("--against needs --arch, the arch that is compared");
+  if (arch.empty()) throw WrongUsage("--against requires --arch");
   if (arch == options.against)
-    throw WrongUsage("--against " + arch + ": an arch is compared with another one");
+    throw WrongUsage("--against must differ from --arch, got " + arch + " for both");
   std::vector<Case> cases = options.cases.choose(Device::kCuda);
   std::erase_if(cases, [](const Case& one) { return one.too_large; });  // not read back whole
-  if (cases.empty()) throw WrongUsage("--against: these cases are too large to be read back whole");
+  if (cases.empty())
+    throw WrongUsage("--against: the chosen cases are too large to be read back whole");
   check_writable(options.json_file);
   const ArchRun one = run_one(options, arch, cases);
   const ArchRun other = run_one(options, options.against, cases);
@@ -106,7 +107,7 @@ int compare_archs(const CheckOptions& options, const std::string& arch) {
 int check_cases(CheckOptions options) {
   const std::string arch = options.arch.name();
   if (!arch.empty() && options.where.device == "cpu")
-    throw WrongUsage("--arch selects kernels of a GPU: leave out --device cpu");
+    throw WrongUsage("--arch requires a GPU, got --device cpu");
   if (!options.against.empty() && !options.list) return compare_archs(options, arch);
   if (!arch.empty()) {
     select_arch(arch);
@@ -133,7 +134,7 @@ int check_cases(CheckOptions options) {
   std::cout << "\n"
             << tilemoe_device_description(to_c(device)) << "\n"
             << cases.size() << " cases, " << checker.tensors() << " tensors"
-            << (passes == verify::Passes::kForward ? " of the forward pass alone, " : ", ")
+            << (passes == verify::Passes::kForward ? " of the forward pass, " : ", ")
             << outcome.failures.size() << " failures";
   if (options.repeats > 0) std::cout << ", each case run " << options.repeats << " times";
   if (outcome.refused > 0) std::cout << ", " << outcome.refused << " of them refused";
@@ -150,21 +151,21 @@ int check_cases(CheckOptions options) {
 void add_check(CLI::App& app, Run& run) {
   auto options = std::make_shared<CheckOptions>();
   CLI::App* command =
-      app.add_subcommand("check", "Compare the layer with a float64 evaluation, tensor by tensor");
+      app.add_subcommand("check", "Compare each tensor of the layer with a float64 reference");
   options->cases.add_to(*command);
   command
       ->add_option("--repeat", options->repeats,
-                   "Also run each case this often on a busy device: the bits must stay the same")
+                   "Also run each case N times on a busy device and require equal bits")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   options->arch.add_to(*command, "Run the kernels of this arch");
   command
       ->add_option("--against", options->against,
-                   "Run the cases by --arch and by this arch, each in a process of its own, and "
-                   "compare their bits")
+                   "Also run the cases with this arch, in a separate process, and compare the "
+                   "bits with --arch")
       ->check(CLI::IsMember(kArchs));
   add_limit(*command, options->limit_s);
-  command->add_flag("--list", options->list, "List the cases and do nothing else");
+  command->add_flag("--list", options->list, "List the cases and exit");
   command->add_option("--json", options->json_file, "Write the results to this file as JSON");
   options->where.add_to(*command);
   command->callback([&run, options] { run = [options] { return check_cases(*options); }; });

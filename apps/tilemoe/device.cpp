@@ -10,7 +10,7 @@ namespace tilemoe::app {
 
 void ArchOption::add_to(CLI::App& command, const std::string& help) {
   command.add_option("--arch", arch_, help)->check(CLI::IsMember(kArchs));
-  command.add_option("--kit", older_, "The older name of --arch")
+  command.add_option("--kit", older_, "Older name of --arch")
       ->check(CLI::IsMember(kArchs))
       ->group("");  // not listed
 }
@@ -26,7 +26,7 @@ std::string ArchOption::name() const {
 void add_limit(CLI::App& command, int& seconds) {
   command
       .add_option("--limit", seconds,
-                  "Seconds after which a case that has not ended counts as hung")
+                  "Time limit per case in seconds; a case that exceeds it has failed")
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
 }
@@ -71,12 +71,10 @@ std::string why_no_layer(Device device) {
 }
 
 void DeviceOptions::add_to(CLI::App& command) {
-  command
-      .add_option("--device", device,
-                  "Where to run: cpu, cuda, or auto for a GPU if it can be used")
+  command.add_option("--device", device, "Device: cpu, cuda, or auto (the GPU if it can be used)")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command.add_option("--threads", threads, "Threads of the CPU backend; 0 for one a core")
+  command.add_option("--threads", threads, "Threads of the CPU backend (0 = one per core)")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
 }

@@ -84,8 +84,7 @@ void add_digest(CLI::App& app, Run& run) {
       "digest", "Print hashes of every tensor that the verification cases compute, as JSON");
   options->cases.add_to(*command);
   command->add_option("--numbers", options->folder,
-                      "Also write each tensor into this folder, as float32 numbers in row-major "
-                      "order, to find where two differ");
+                      "Also write each tensor to this folder, as float32 in row-major order");
   options->where.add_to(*command);
   command->callback([&run, options] { run = [options] { return digest(*options); }; });
 }

@@ -81,7 +81,7 @@ int examine(const DoctorOptions& options) {
 
   const json about = info();
   print_info(about, std::cout);
-  std::cout << "\nAgainst float64, the reduced registry\n";
+  std::cout << "\nComparison with float64, reduced registry\n";
   std::string passed, failed;
   json report = {{"info", about}, {"archs", json::array()}, {"differences", json::array()}};
   const ArchRun* first = nullptr;  // that ran; the others' bits are its own
@@ -107,7 +107,7 @@ int examine(const DoctorOptions& options) {
   }
   const bool all_good = failed.empty() && !passed.empty();
   report["passed"] = all_good;
-  if (failed.empty() && passed.empty()) failed = "no arch runs here";
+  if (failed.empty() && passed.empty()) failed = "no arch runs on this GPU";
   std::cout << "\n"
             << (failed.empty() ? "" : "FAILED: " + failed)
             << (failed.empty() || passed.empty() ? "" : "; ")
@@ -120,11 +120,11 @@ int examine(const DoctorOptions& options) {
 
 void add_doctor(CLI::App& app, Run& run) {
   auto options = std::make_shared<DoctorOptions>();
-  CLI::App* command = app.add_subcommand(
-      "doctor", "Check the library on this machine's GPU: info, and the quick cases by each arch");
-  command->add_option("--device", options->device, "The GPU: cuda, or cuda:N as CUDA counts them")
+  CLI::App* command =
+      app.add_subcommand("doctor", "Check the library on this machine's GPU with each arch");
+  command->add_option("--device", options->device, "GPU: cuda, or cuda:N in CUDA's numbering")
       ->capture_default_str();
-  options->arch.add_to(*command, "Only this arch; without it all that the GPU runs");
+  options->arch.add_to(*command, "Only this arch (default: all that the GPU runs)");
   add_limit(*command, options->limit_s);
   command->add_option("--json", options->json_file, "Write the report to this file as JSON");
   command->callback([&run, options] { run = [options] { return examine(*options); }; });

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <memory>
+#include <sstream>
 #include <system_error>
 
 #include "commands.h"
@@ -23,14 +24,18 @@ struct GenerateOptions {
   DeviceOptions device;
 };
 
-void require(bool condition, const char* sentence) {
-  if (!condition) throw WrongUsage(sentence);
+template <class Value>
+void require(bool condition, const char* rule, const Value& given) {
+  std::ostringstream text;
+  text << rule << ", got " << given;
+  if (!condition) throw WrongUsage(text.str());
 }
 
 void check(const GenerateOptions& options) {
-  require(options.sampling.bytes >= 1, "--bytes is the length of the text: at least 1");
-  require(options.sampling.temperature >= 0, "--temperature is at least 0, the likeliest bytes");
-  require(options.seed >= 0, "--seed is a whole number, at least 0");
+  require(options.sampling.bytes >= 1, "--bytes must be >= 1", options.sampling.bytes);
+  require(options.sampling.temperature >= 0, "--temperature must be >= 0 (0 = greedy)",
+          options.sampling.temperature);
+  require(options.seed >= 0, "--seed must be >= 0", options.seed);
 }
 
 void print(const char* text, size_t bytes) {
@@ -60,18 +65,16 @@ int generate(const GenerateOptions& options) {
 void add_generate(CLI::App& app, Run& run) {
   const auto options = std::make_shared<GenerateOptions>();
   options->device.device = "cpu";  // one byte at a time keeps no GPU busy
-  CLI::App* const command =
-      app.add_subcommand("generate", "Write text with a model that `tilemoe train` has trained");
+  CLI::App* const command = app.add_subcommand("generate", "Write text with a trained model");
   command->add_option("run", options->run, "Folder of a run, or one of its checkpoints")
       ->required();
-  command->add_option("--prompt", options->sampling.prompt,
-                      "The text to continue; it is printed first");
+  command->add_option("--prompt", options->sampling.prompt, "Text to continue; printed first");
   command->add_option("--bytes", options->sampling.bytes, "Bytes to write after the prompt")
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Another seed, another text")->capture_default_str();
+  command->add_option("--seed", options->seed, "Random seed")->capture_default_str();
   command
       ->add_option("--temperature", options->sampling.temperature,
-                   "How freely bytes are drawn; 0 takes the likeliest")
+                   "Sampling temperature (0 = greedy)")
       ->capture_default_str();
   options->device.add_to(*command);
   command->callback([options, &run] { run = [options] { return generate(*options); }; });

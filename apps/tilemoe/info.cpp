@@ -175,14 +175,15 @@ void print_info(const json& info, std::ostream& out) {
       out << "    " << what << ": " << joined(names) << "\n";
   }
   out << "\nLimits\n";
-  Table table({{"what", Table::Align::kLeft}, {"takes", Table::Align::kLeft}});
+  Table table({{"what", Table::Align::kLeft}, {"allowed", Table::Align::kLeft}});
   for (const Limit& limit : limit_table()) table.add({limit.what, limit.bounds});
   table.print(out);
 }
 
 void add_info(CLI::App& app, Run& run) {
   auto as_json = std::make_shared<bool>(false);
-  CLI::App* command = app.add_subcommand("info", "Say what this build is and what it supports");
+  CLI::App* command =
+      app.add_subcommand("info", "Print the build, the devices and what they support");
   command->add_flag("--json", *as_json, "Print JSON instead of text");
   command->callback([&run, as_json] {
     run = [as_json] {

@@ -26,9 +26,9 @@ int fail(int status, const std::string& reason) {
 }
 
 void add_help(CLI::App& app, Run& run) {
-  CLI::App* const help = app.add_subcommand("help", "Print this text, or the help of a command");
+  CLI::App* const help = app.add_subcommand("help", "Print this help, or the help of a command");
   const auto name = std::make_shared<std::string>();
-  help->add_option("command", *name, "One of the commands");
+  help->add_option("command", *name, "Name of a command");
   help->callback([&app, &run, name] {
     run = [&app, name] {
       const auto named = [&](const CLI::App* command) { return command->get_name() == *name; };
@@ -47,7 +47,7 @@ int parse_and_run(CLI::App& app, const Run& run, int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "bench") == 0)
     return fail(
         kWrongUsage,
-        "`tilemoe bench` was removed: `python -m tilemoe bench` compares the layer with other "
+        "`tilemoe bench` was removed; `python -m tilemoe bench` compares the layer with other "
         "implementations, `tilemoe_kernels` times its kernels");
   try {
     app.parse(argc, argv);

@@ -21,8 +21,8 @@ namespace tilemoe::app {
 namespace {
 
 constexpr char kInstall[] =
-    "pictures take Python and matplotlib: `sudo apt-get install -y python3-matplotlib` installs "
-    "them";
+    "plotting requires Python with matplotlib; install it with `sudo apt-get install -y "
+    "python3-matplotlib`";
 
 struct PlotOptions {
   std::string log;
@@ -68,7 +68,7 @@ Python python_with_matplotlib(const std::string& chosen) {
   for (const std::string& program : programs)
     for (Python python : {Python{program, "-I"}, Python{program}})
       if (has_matplotlib(python)) return python;
-  throw std::runtime_error((chosen.empty() ? "" : chosen + " is no Python that has matplotlib; ") +
+  throw std::runtime_error((chosen.empty() ? "" : "--python " + chosen + " has no matplotlib; ") +
                            kInstall);
 }
 
@@ -89,16 +89,14 @@ int plot(PlotOptions options) {
 }  // namespace
 
 void add_plot(CLI::App& app, Run& run) {
-  CLI::App* command =
-      app.add_subcommand("plot", "Draw the loss and the experts' load of a training");
+  CLI::App* command = app.add_subcommand("plot", "Plot the loss and the expert load of a run");
   auto options = std::make_shared<PlotOptions>();
-  command->add_option("log", options->log, "Folder of a run, or its log, log.jsonl")->required();
+  command->add_option("log", options->log, "Folder of a run, or its log.jsonl")->required();
   command->add_option("--out", options->folder, "Folder of the pictures (default: the log's)");
-  command->add_option("--format", options->format, "Of the pictures")
+  command->add_option("--format", options->format, "Format of the pictures")
       ->check(CLI::IsMember({"png", "svg", "pdf"}))
       ->capture_default_str();
-  command->add_option("--python", options->python,
-                      "A Python that has matplotlib (default: python3)");
+  command->add_option("--python", options->python, "Python with matplotlib (default: python3)");
   command->callback([options, &run] { run = [options] { return plot(*options); }; });
 }
 

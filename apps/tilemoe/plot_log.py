@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Draws a training log: `plot_log.py LOG.jsonl [--out FOLDER] [--format png|svg|pdf]`.
+"""Plot a training log: `plot_log.py LOG.jsonl [--out FOLDER] [--format png|svg|pdf]`.
 
-Two pictures next to the log: NAME-loss (training and validation bits a byte) and NAME-load (how the
-tokens of a step fall on the experts, a column a layer). `tilemoe plot` runs this file.
+Write two pictures next to the log: NAME-loss (training and validation bits per byte) and NAME-load
+(tokens of each expert by step, one column per layer). `tilemoe plot` runs this file.
 """
 
 import sys
@@ -29,7 +29,7 @@ def fail(reason):
 
 
 def read_log(path):
-    """The lines of a log as objects; a last line cut short (a run that still writes) is left out."""
+    """Return the lines of a log as objects, without an incomplete last line of a run that still writes."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().split("\n")
@@ -41,10 +41,10 @@ def read_log(path):
         try:
             objects.append(json.loads(line))
         except (ValueError, RecursionError):
-            fail(f"{path} line {number}: not JSON, so no log of `tilemoe train`")
+            fail(f"{path} line {number}: not JSON; expected a log of `tilemoe train`")
         wrong = what_is_wrong_with(objects[-1])
         if wrong:
-            fail(f"{path} line {number}: {wrong}, so no log of `tilemoe train`")
+            fail(f"{path} line {number}: {wrong}; expected a log of `tilemoe train`")
     loads = {tuple(map(len, line["expert_load"])) for line in objects if line.get("expert_load")}
     if len(loads) > 1:
         fail(f"{path}: the layers or experts of \"expert_load\" change from line to line")
@@ -52,31 +52,31 @@ def read_log(path):
 
 
 def is_number(value):
-    """A number that can be drawn: 10^400 is none."""
+    """Return whether `value` is a number that can be drawn; 10^400 is not."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 
 def what_is_wrong_with(line):
-    """Returns if `line` is an object whose fields can be drawn; else ends the program."""
+    """Return why the fields of `line` cannot be drawn, or None."""
     if not isinstance(line, dict):
-        return "no object"
+        return "not an object"
     if line.get("event") not in ("step", "eval"):
         return None
     if not is_number(line.get("step")):
-        return '"step" is no number'
+        return '"step" is not a number'
     if "loss" not in line or not (line["loss"] is None or is_number(line["loss"])):
-        return '"loss" is no number'
+        return '"loss" is not a number'
     load = line.get("expert_load")
     if load is not None and not (
             isinstance(load, list)
             and all(isinstance(layer, list) and layer and all(map(is_number, layer)) for layer in load)
             and len(set(map(len, load))) <= 1):
-        return '"expert_load" is no list of lists of numbers'
+        return '"expert_load" is not a list of lists of numbers'
     return None
 
 
 def plain(text):
-    """`text` as matplotlib draws it letter by letter: no formula between dollars."""
+    """Return `text` for matplotlib, with dollar signs escaped."""
     return os.fsencode(text).decode(errors="replace").replace("$", r"\$")
 
 
@@ -85,7 +85,7 @@ def bits(nats):
 
 
 def running_mean(values, window):
-    """Mean over the last `window` values, those that are not numbers left out."""
+    """Return the mean over the last `window` values, without NaN."""
     means, total, count = [], 0.0, 0
     for i, value in enumerate(values):
         leaving = values[i - window] if i >= window else math.nan
@@ -111,21 +111,21 @@ def draw_loss(plt, steps, evaluations, title):
         axes.plot(validation_x, validation_y, color="tab:orange", marker="o", label="validation")
         axes.annotate(f"{validation_y[-1]:.3f}", (validation_x[-1], validation_y[-1]),
                       xytext=(-4, 7), textcoords="offset points", ha="right", color="tab:orange")
-    # The first steps fall from 8 bits a byte: what comes after them sets the scale.
+    # The first steps fall from 8 bits per byte: the later steps set the scale.
     later = sorted(value for value in y[len(y) // 20:] if not math.isnan(value))
     if later:
         low = min([later[0]] + [bits(line["loss"]) for line in evaluations])
         high = later[-1]
         margin = 0.05 * (high - low) + 1e-3
         axes.set_ylim(low - margin, high + margin)
-    axes.set(xlabel="step", ylabel="bits a byte", title=title)
+    axes.set(xlabel="step", ylabel="bits per byte", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
 
 
 def draw_load(plt, steps, title):
-    """Tokens of an expert over the mean of all, by step; below it the largest and the smallest."""
+    """Plot the tokens of each expert over the mean of all by step, and below it the extremes."""
     import numpy as np
     from matplotlib.colors import TwoSlopeNorm
 
@@ -174,7 +174,7 @@ def main():
     try:
         import matplotlib
     except ImportError:
-        fail(f"drawing takes matplotlib, which {sys.executable} does not have. Install it with\n"
+        fail(f"plotting requires matplotlib, which {sys.executable} does not have; install it with\n"
              f"  sudo apt-get install -y {PACKAGE}")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -185,7 +185,7 @@ def main():
     figures = {"loss": draw_loss(plt, steps, evaluations, f"{title}: loss")}
     loaded = [line for line in steps if line.get("expert_load")]
     if loaded:
-        figures["load"] = draw_load(plt, loaded, f"{title}: tokens an expert gets")
+        figures["load"] = draw_load(plt, loaded, f"{title}: tokens per expert")
     try:
         os.makedirs(folder, exist_ok=True)
         for name, figure in figures.items():

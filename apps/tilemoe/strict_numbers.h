@@ -24,7 +24,7 @@ inline std::string complaint_of_whole(const std::string& text) {
   const std::string_view digits = std::string_view(text).substr(text.starts_with('-') ? 1 : 0);
   int64_t value = 0;
   if (parses(text, value) && (digits.size() == 1 || digits.front() != '0')) return "";
-  return text + " is no whole number";
+  return "expected an integer, got '" + text + "'";
 }
 
 // The same with a fraction and an exponent: finite, and 0.5 rather than 00.5.
@@ -33,7 +33,7 @@ inline std::string complaint_of_real(const std::string& text) {
   double value = 0;
   const bool padded = digits.size() > 1 && digits[0] == '0' && digits[1] >= '0' && digits[1] <= '9';
   if (parses(text, value) && std::isfinite(value) && !padded) return "";
-  return text + " is no number";
+  return "expected a finite number, got '" + text + "'";
 }
 
 }  // namespace strict_numbers

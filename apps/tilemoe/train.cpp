@@ -47,8 +47,8 @@ SavedRun take_saved_options(TrainOptions& options) {
   saved = options.table.with_present_names(std::move(saved));
   options.table.take_missing(saved);
   if (options.model.steps < found.step)
-    throw WrongUsage("--steps is " + std::to_string(options.model.steps) + ", but " +
-                     checkpoint.string() + " has done " + std::to_string(found.step));
+    throw WrongUsage("--steps must be >= " + std::to_string(found.step) + ", the step of " +
+                     checkpoint.string() + ", got " + std::to_string(options.model.steps));
   nlohmann::json now = options.table.to_json();
   saved.erase("text"), now.erase("text");
   SavedRun run{found.weights, train::changed_options(saved, now)};
@@ -62,7 +62,7 @@ SavedRun take_saved_options(TrainOptions& options) {
 }
 
 void announce_device() {
-  std::printf("on %s; the experts compute in bfloat16, all else in float32\n",
+  std::printf("device: %s; experts in bfloat16, everything else in float32\n",
               tilemoe_device_description(TILEMOE_CUDA));
 }
 
@@ -96,8 +96,8 @@ int train_model(TrainOptions& options) {
 }  // namespace
 
 void add_train(CLI::App& app, Run& run) {
-  CLI::App* const command = app.add_subcommand(
-      "train", "Train a byte-level language model whose feed-forwards are Mixtures of Experts");
+  CLI::App* const command =
+      app.add_subcommand("train", "Train a small byte-level Mixture-of-Experts language model");
   const auto options = std::make_shared<TrainOptions>(*command);
   command->callback([options, &run] { run = [options] { return train_model(*options); }; });
 }

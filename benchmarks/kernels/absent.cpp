@@ -7,7 +7,8 @@ namespace tilemoe::app {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw std::runtime_error("this build has no CUDA backend: configure it with -DTILEMOE_CUDA=ON");
+  throw std::runtime_error(
+      "TileMoE was built without CUDA; install the CUDA wheel or rebuild with TILEMOE_CUDA=ON");
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ std::vector<std::byte> output_of(const TimedLayer& layer) {
 
 void time_layer(const Case& one, const Request& request, Clock& clock, Report& report) {
   if (one.format_1 == Format::kNone)
-    throw std::runtime_error(one.name + ": --codes needs the formats of --quantized");
+    throw std::runtime_error(one.name + ": --codes requires --quantized");
   Case plain = one;
   plain.format_1 = plain.format_2 = Format::kNone;
   TimedLayer quantized(one, request.device), in_16_bits(plain, request.device);

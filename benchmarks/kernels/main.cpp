@@ -72,7 +72,7 @@ const Case& find_layer(const std::string& name) {
     if (layer.name == name) return layer;
     known += (known.empty() ? "" : ", ") + layer.name;
   }
-  throw WrongUsage("no layer is called " + name + "; the layers are " + known);
+  throw WrongUsage("unknown layer " + name + ", expected one of " + known);
 }
 
 // Without the gradients of weights and biases.
@@ -155,7 +155,7 @@ int run(const Options& options) {
                            : options.codes        ? "--codes"
                                                   : "--gemm";
   if (device == Device::kCpu && (options.configurations || options.gemm || options.codes))
-    throw std::runtime_error(std::string(mode) + " needs a GPU: " + why_no_layer(Device::kCuda));
+    throw std::runtime_error(std::string(mode) + " requires a GPU: " + why_no_layer(Device::kCuda));
   const Request request{.device = device,
                         .layers = chosen_layers(options, device),
                         .rounds = options.rounds,
@@ -182,31 +182,30 @@ int run(const Options& options) {
 }
 
 void add_options(CLI::App& app, Options& options) {
-  app.add_option("layers", options.layers,
-                 "Layers by name; without any, those made for the device");
+  app.add_option("layers", options.layers, "Layers by name (default: those for the device)");
   CLI::Option* configurations = app.add_flag(
       "--configurations", options.configurations,
-      "Every tile configuration of the GEMMs, and the cost model's pick; exit status 1 if a pick "
-      "is over 3 % slower than the fastest");
+      "Time every tile configuration of the GEMMs and the cost model's choice; exit status 1 if a "
+      "choice is more than 3 % slower than the fastest");
   CLI::Option* gemm = app.add_flag("--gemm", options.gemm,
-                                   "Bare GEMMs by mma.sync and wgmma, and the layers' GEMMs by "
-                                   "cuBLASLt, as dense ones");
-  CLI::Option* routing = app.add_flag("--routing", options.routing,
-                                      "Top-K, the routing from its pairs, token rounding")
-                             ->excludes(configurations)
-                             ->excludes(gemm);
+                                   "Time bare GEMMs of mma.sync and wgmma, and the layers' GEMMs "
+                                   "as dense GEMMs of cuBLASLt");
+  CLI::Option* routing =
+      app.add_flag("--routing", options.routing, "Time top-K, routing and token rounding")
+          ->excludes(configurations)
+          ->excludes(gemm);
   gemm->excludes(configurations);
   app.add_flag("--codes", options.codes,
-               "Forward of quantised layers, with GEMMs that read codes, with GEMMs that read "
-               "dequantised values, and of the layer in 16 bits, interleaved")
+               "Time forward of quantised layers with GEMMs that read codes, with GEMMs that read "
+               "dequantised values, and with 16-bit weights, interleaved")
       ->excludes(configurations)
       ->excludes(gemm)
       ->excludes(routing);
-  app.add_flag("--list", options.list, "List the layers and do nothing else");
+  app.add_flag("--list", options.list, "List the layers and exit");
   options.where.add_to(app);
-  app.add_option("--tokens", options.tokens, "Numbers of tokens, in place of each layer's own")
+  app.add_option("--tokens", options.tokens, "Numbers of tokens (default: each layer's own)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  app.add_option("--repeat", options.rounds, "Rounds; medians and quartiles are reported")
+  app.add_option("--repeat", options.rounds, "Number of rounds; medians and quartiles are reported")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   app.add_option("--json", options.json_file, "Write the measurements to this file, one per line");
@@ -214,10 +213,10 @@ void add_options(CLI::App& app, Options& options) {
                           const std::vector<std::string>& values) {
     app.add_option(name, value, text)->check(CLI::IsMember(values))->capture_default_str();
   };
-  choice("--pass", options.pass, "The pass whose steps are timed", {"forward", "backward", "both"});
-  choice("--dtype", options.dtype, "Type of the tensors; 'case' for each layer's own",
+  choice("--pass", options.pass, "Passes to time", {"forward", "backward", "both"});
+  choice("--dtype", options.dtype, "Dtype of the tensors (case = each layer's own)",
          {"case", "float32", "bfloat16", "float16"});
-  choice("--load", options.load, "How tokens spread over experts; 'case' for each layer's own",
+  choice("--load", options.load, "Distribution of tokens over experts (case = each layer's own)",
          {"case", "random", "zipf", "one-expert"});
   choice("--rounding", options.rounding, "Token rounding to multiples of 128",
          {"case", "none", "nearest", "up", "down", "balanced"});
@@ -225,32 +224,33 @@ void add_options(CLI::App& app, Options& options) {
          "Layout of W1 and W2: plain, (E, 2n, d) and (E, d, n); transposed, (E, d, 2n) and (E, n, "
          "d); gpt-oss, the same with gate and up interleaved",
          {"plain", "transposed", "gpt-oss"});
-  app.add_flag("--biases", options.biases, "With biases b1 and b2");
-  app.add_flag("--dh-over-h,--overwrite-H", options.dH_over_H, "Write dH over H in the backward");
+  app.add_flag("--biases", options.biases, "Add biases b1 and b2");
+  app.add_flag("--dh-over-h,--overwrite-H", options.dH_over_H,
+               "Overwrite saved activations in the backward pass (lower peak memory)");
   app.add_option("--column-blocks", options.column_blocks,
-                 "Blocks of columns in which Y and dX~ exist: less workspace, more time")
+                 "Compute expert outputs in N column blocks: less memory, slightly slower")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--quantized", options.quantized,
-                 "Frozen weights in each of these formats; none: 16 bits")
+                 "Formats of frozen quantised weights (none = 16 bits)")
       ->check(CLI::IsMember(format_names()))
       ->excludes(configurations)
       ->excludes(gemm);
   app.add_option("--weight-blocks", options.weight_blocks,
-                 "Blocks of experts whose weights are dequantised at a time: less workspace")
+                 "Dequantise weights in N blocks of experts: less memory")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
-  app.add_option(
-         "--lora-rank", options.lora_rank,
-         "Rank of low-rank adapters of W1 and W2, which are frozen; with the step that packs "
-         "the adapters' factors, which are float32")
+  app.add_option("--lora-rank", options.lora_rank,
+                 "Rank of float32 low-rank adapters of the frozen W1 and W2 (0 = none); the step "
+                 "that packs "
+                 "them is timed, too")
       ->check(CLI::Range(0, TILEMOE_MAX_RANK))
       ->excludes(configurations)
       ->excludes(gemm)
       ->excludes(routing)
       ->capture_default_str();
   app.add_option("--limits", options.limits,
-                 "What the device can do at most: TFLOP/s and GB/s; known for an H100")
+                 "Peak TFLOP/s and GB/s of the device (default: known for an H100)")
       ->expected(2)
       ->check(CLI::PositiveNumber);
 }

@@ -178,7 +178,7 @@ TimedLayer::TimedLayer(const Case& layer, Device device)
   try {
     allocation_ = allocate(memory_, needed);
   } catch (const std::exception& error) {
-    throw std::runtime_error(layer.name + " needs " + app::bytes(static_cast<double>(needed)) +
+    throw std::runtime_error(layer.name + " requires " + app::bytes(static_cast<double>(needed)) +
                              " of memory: " + error.what());
   }
   Arena arena(allocation_.get());

@@ -1,6 +1,6 @@
-// Routing in C++: which tokens each expert gets. The semantics, units and sources are those
-// documented at the functions of the same name in tilemoe.h; every call throws tilemoe::Error on a
-// bad argument.
+/// @file
+/// Routing in C++: the assignment of tokens to experts. The functions of the same name in tilemoe.h
+/// document semantics, units and sources; every call throws tilemoe::Error on a bad argument.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 namespace tilemoe {
 
+/// How scores are computed from logits, see tilemoe_scoring.
 enum class Scoring : int {
   kSoftmaxOverChosen = TILEMOE_SOFTMAX_OVER_CHOSEN,
   kSoftmaxOverAll = TILEMOE_SOFTMAX_OVER_ALL,
@@ -18,11 +19,13 @@ enum class Scoring : int {
   kSigmoidRenormalized = TILEMOE_SIGMOID_RENORMALIZED,
 };
 
+/// Score of a group of experts, see tilemoe_group_score.
 enum class GroupScore : int {
   kTop2Sum = TILEMOE_GROUP_TOP2_SUM,
   kMax = TILEMOE_GROUP_MAX,
 };
 
+/// Rounding of an expert's count under token rounding, see tilemoe_rounding.
 enum class Rounding : int {
   kNearest = TILEMOE_ROUND_NEAREST,
   kUp = TILEMOE_ROUND_UP,
@@ -31,20 +34,22 @@ enum class Rounding : int {
   kBalanced = TILEMOE_ROUND_BALANCED,
 };
 
-// The size of a routing; host data only.
+/// Sizes of a routing; host memory only.
 struct RoutingSpec : tilemoe_routing_spec {
+  /// Sizes of a top-K routing of T tokens to K of E experts.
   static RoutingSpec top_k(Device device, int64_t T, int64_t E, int64_t K) {
     RoutingSpec spec(TILEMOE_ROUTING_TOP_K, device);
     spec.T = T, spec.E = E, spec.K = K;
     return spec;
   }
-  // `pairs` triples over T tokens.
+  /// Sizes of a routing of `pairs` triples (token, expert, score) of T tokens.
   static RoutingSpec general(Device device, int64_t T, int64_t E, int64_t pairs) {
     RoutingSpec spec(TILEMOE_ROUTING_GENERAL, device);
     spec.T = T, spec.E = E, spec.pairs = pairs;
     return spec;
   }
-  // Rounds each `round_tokens` tokens separately; 0: all T together.
+  /// Sizes of a routing with token rounding to multiples of m, for each `round_tokens` tokens
+  /// separately; 0: all T together.
   static RoutingSpec rounded(Device device, int64_t T, int64_t E, int64_t K, Rounding rule,
                              int64_t m = 128, int64_t round_tokens = 0) {
     RoutingSpec spec(TILEMOE_ROUTING_ROUNDED, device);
@@ -52,28 +57,32 @@ struct RoutingSpec : tilemoe_routing_spec {
     spec.rounding = static_cast<tilemoe_rounding>(rule);
     return spec;
   }
+  /// Sizes of a routing of `rows` rows that are already sorted by expert.
   static RoutingSpec grouped(Device device, int64_t rows, int64_t E) {
     RoutingSpec spec(TILEMOE_ROUTING_GROUPED, device);
     spec.E = E, spec.capacity = rows;
     return spec;
   }
 
+  /// Returns the upper bound on rows, see tilemoe_routing_capacity().
   int64_t bound() const {
     int64_t rows = 0;
     check(tilemoe_routing_capacity(this, &rows));
     return rows;
   }
+  /// Returns the bytes of a Routing's memory.
   size_t bytes() const {
     size_t size = 0;
     check(tilemoe_routing_bytes(this, &size));
     return size;
   }
+  /// Returns the bytes of the workspace of Routing's functions and of router_backward().
   size_t workspace_bytes() const {
     size_t size = 0;
     check(tilemoe_routing_workspace_bytes(this, &size));
     return size;
   }
-  // The workspace of Routing::from_tokens, for tokens of width d.
+  /// Returns the bytes of the workspace of Routing::from_tokens() for tokens of width d.
   size_t route_tokens_workspace_bytes(int64_t d) const {
     size_t size = 0;
     check(tilemoe_route_tokens_workspace_bytes(this, d, &size));
@@ -88,44 +97,47 @@ struct RoutingSpec : tilemoe_routing_spec {
   }
 };
 
-// Token rounding, from logits.
+/// Arguments of Routing::from_logits(), see tilemoe_route_rounded().
 struct RoundedRouting {
-  ConstTensor logits;         // (T, E)
-  ConstTensor seed = {};      // (1) int64, stochastic rounding only, as step
-  ConstTensor step = {};      // (1) int64
-  Tensor expert_counts = {};  // out (E) int32, optional
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
-  void* stream = nullptr;
+  ConstTensor logits;          ///< (T, E) float32, bfloat16 or float16
+  ConstTensor seed = {};       ///< (1) int64; stochastic rounding only
+  ConstTensor step = {};       ///< (1) int64; stochastic rounding only
+  Tensor expert_counts = {};   ///< out (E) int32, before rounding; optional
+  void* workspace = nullptr;   ///< any contents
+  size_t workspace_bytes = 0;  ///< at least RoutingSpec::workspace_bytes()
+  void* stream = nullptr;      ///< cudaStream_t
 };
 
-// Routing of a small number of tokens from the tokens themselves and the router's weight.
+/// Arguments of Routing::from_tokens(), see tilemoe_route_tokens().
 struct TokenRouting {
-  Scoring scoring = Scoring::kSoftmaxOverChosen;
-  Required<DType> logits_dtype;     // what logits are rounded to
-  ConstTensor X;                    // (T, d)
-  ConstTensor router_weight;        // (E, d)
-  ConstTensor router_bias = {};     // (E); optional
-  ConstTensor selection_bias = {};  // (E) float32, for the sigmoid rules; optional
-  Tensor logits = {};               // out (T, E); optional
-  Tensor expert_counts = {};        // out (E) int32; optional
-  int64_t n_group = 1, topk_group = 1;
-  GroupScore group_score = GroupScore::kTop2Sum;
-  float routed_scaling_factor = 1;
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;  // RoutingSpec::route_tokens_workspace_bytes
-  void* stream = nullptr;
+  Scoring scoring = Scoring::kSoftmaxOverChosen;  ///< the scoring rule
+  Required<DType> logits_dtype;                   ///< dtype that the logits are rounded to
+  ConstTensor X;                                  ///< (T, d) float32, bfloat16 or float16
+  ConstTensor router_weight;                      ///< (E, d) X's dtype or float32
+  ConstTensor router_bias = {};                   ///< (E); optional
+  ConstTensor selection_bias = {};                ///< (E) float32, sigmoid scorings only; optional
+  Tensor logits = {};                             ///< out (T, E) logits_dtype; optional
+  Tensor expert_counts = {};                      ///< out (E) int32; optional
+  int64_t n_group = 1;                            ///< groups of experts
+  int64_t topk_group = 1;                         ///< groups per token
+  GroupScore group_score = GroupScore::kTop2Sum;  ///< score of a group
+  float routed_scaling_factor = 1;                ///< factor of every score
+  void* workspace = nullptr;                      ///< any contents
+  size_t workspace_bytes = 0;  ///< at least RoutingSpec::route_tokens_workspace_bytes()
+  void* stream = nullptr;      ///< cudaStream_t
 };
 
-// The routing of a batch, in the caller's `bytes` bytes at `memory`, which must outlive it.
+/// The routing of a batch.
 class Routing : public tilemoe_routing {
  public:
+  /// Lays the arrays out in `bytes` bytes at `memory`, aligned to 16. The memory must outlive the
+  /// routing.
   Routing(const RoutingSpec& size, void* memory, size_t bytes) : tilemoe_routing{} {
     struct_size = sizeof(tilemoe_routing);
     check(tilemoe_routing_bind(&size, memory, bytes, this));
   }
 
-  // ids, scores (T, K)
+  /// Builds the routing from ids (T, K) and scores (T, K), see tilemoe_route_top_k().
   void from_top_k(const ConstTensor& ids, const ConstTensor& scores, void* workspace,
                   size_t workspace_bytes, void* stream = nullptr) {
     tilemoe_route_top_k_args args{};
@@ -134,7 +146,8 @@ class Routing : public tilemoe_routing {
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     check(tilemoe_route_top_k(this, &args));
   }
-  // At most TILEMOE_ROUTE_TOKENS_MOST_T tokens.
+  /// Builds the routing from at most TILEMOE_ROUTE_TOKENS_MOST_T tokens and the router's weight,
+  /// see tilemoe_route_tokens().
   void from_tokens(const TokenRouting& given) {
     tilemoe_route_tokens_args args{};
     args.struct_size = sizeof args;
@@ -150,7 +163,7 @@ class Routing : public tilemoe_routing {
     args.stream = given.stream;
     check(tilemoe_route_tokens(this, &args));
   }
-  // tokens, experts, scores (pairs)
+  /// Builds the routing from tokens, experts and scores (pairs), see tilemoe_route_general().
   void from_triples(const ConstTensor& tokens, const ConstTensor& experts,
                     const ConstTensor& scores, void* workspace, size_t workspace_bytes,
                     void* stream = nullptr) {
@@ -160,6 +173,7 @@ class Routing : public tilemoe_routing {
     args.workspace = workspace, args.workspace_bytes = workspace_bytes, args.stream = stream;
     check(tilemoe_route_general(this, &args));
   }
+  /// Builds the routing from logits with token rounding, see tilemoe_route_rounded().
   void from_logits(const RoundedRouting& given) {
     tilemoe_route_rounded_args args{};
     args.struct_size = sizeof args;
@@ -169,7 +183,7 @@ class Routing : public tilemoe_routing {
     args.stream = given.stream;
     check(tilemoe_route_rounded(this, &args));
   }
-  // counts (E); scores (rows), optional
+  /// Builds the routing from counts (E) and optional scores (rows), see tilemoe_route_grouped().
   void from_counts(const ConstTensor& counts, const ConstTensor& row_scores = {},
                    void* stream = nullptr) {
     tilemoe_route_grouped_args args{};
@@ -178,10 +192,13 @@ class Routing : public tilemoe_routing {
     check(tilemoe_route_grouped(this, &args));
   }
 
+  /// Returns the number of pairs.
   int64_t pairs() const { return spec.pairs; }
+  /// Returns the number of rows that the buffers can hold.
   int64_t capacity() const { return spec.capacity; }
 };
 
+/// Returns the bytes of the workspace of router_logits().
 inline size_t router_logits_workspace_bytes(Device device, int64_t T, int64_t E, int64_t d,
                                             DType weight_dtype) {
   size_t size = 0;
@@ -189,17 +206,18 @@ inline size_t router_logits_workspace_bytes(Device device, int64_t T, int64_t E,
   return size;
 }
 
-// X (T, d), weight (E, d) -> logits (T, E), in one order of the sum.
+/// Arguments of router_logits().
 struct RouterLogits {
-  Required<Device> device;
-  ConstTensor X;
-  ConstTensor weight;
-  ConstTensor bias = {};  // (E); optional
-  Tensor logits;          // out
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
-  void* stream = nullptr;
+  Required<Device> device;     ///< device of the arrays
+  ConstTensor X;               ///< (T, d) float32, bfloat16 or float16
+  ConstTensor weight;          ///< (E, d) X's dtype or float32
+  ConstTensor bias = {};       ///< (E); optional
+  Tensor logits;               ///< out (T, E) float32, bfloat16 or float16
+  void* workspace = nullptr;   ///< any contents
+  size_t workspace_bytes = 0;  ///< at least router_logits_workspace_bytes()
+  void* stream = nullptr;      ///< cudaStream_t
 };
+/// Computes the logits of a router with a fixed order of the sum, see tilemoe_router_logits().
 inline void router_logits(const RouterLogits& given) {
   tilemoe_router_logits_args args{};
   args.struct_size = sizeof args;
@@ -211,22 +229,23 @@ inline void router_logits(const RouterLogits& given) {
   check(tilemoe_router_logits(&args));
 }
 
-// logits (T, E) -> ids (T, K), scores (T, K), expert_counts (E).
+/// Arguments of top_k().
 struct TopK {
-  Required<Device> device;
-  Scoring scoring = Scoring::kSoftmaxOverChosen;
-  int64_t K = 0;
-  ConstTensor logits;
-  ConstTensor selection_bias = {};  // (E) float32, for the sigmoid rules; optional
-  Tensor ids;                       // out, int32 or int64
-  Tensor scores;                    // out, float32
-  Tensor expert_counts = {};        // out, int32; optional
-  void* stream = nullptr;
-  // Each token chooses among the experts of its topk_group best groups, of n_group.
-  int64_t n_group = 1, topk_group = 1;
-  GroupScore group_score = GroupScore::kTop2Sum;
-  float routed_scaling_factor = 1;
+  Required<Device> device;                        ///< device of the arrays
+  Scoring scoring = Scoring::kSoftmaxOverChosen;  ///< the scoring rule
+  int64_t K = 0;                                  ///< experts per token
+  ConstTensor logits;                             ///< (T, E) float32, bfloat16 or float16
+  ConstTensor selection_bias = {};                ///< (E) float32, sigmoid scorings only; optional
+  Tensor ids;                                     ///< out (T, K) int32 or int64
+  Tensor scores;                                  ///< out (T, K) float32
+  Tensor expert_counts = {};                      ///< out (E) int32; optional
+  void* stream = nullptr;                         ///< cudaStream_t
+  int64_t n_group = 1;                            ///< groups of experts
+  int64_t topk_group = 1;                         ///< groups per token
+  GroupScore group_score = GroupScore::kTop2Sum;  ///< score of a group
+  float routed_scaling_factor = 1;                ///< factor of every score
 };
+/// Chooses the top K of each token's logits and computes their scores, see tilemoe_top_k().
 inline void top_k(const TopK& given) {
   tilemoe_top_k_args args{};
   args.struct_size = sizeof args;
@@ -242,17 +261,18 @@ inline void top_k(const TopK& given) {
   check(tilemoe_top_k(&args));
 }
 
-// logits (T, E), ids (T, K) chosen elsewhere -> scores (T, K), expert_counts (E).
+/// Arguments of top_k_scores().
 struct TopKScores {
-  Required<Device> device;
-  Scoring scoring = Scoring::kSoftmaxOverChosen;
-  float routed_scaling_factor = 1;
-  ConstTensor logits;
-  ConstTensor ids;            // int32 or int64
-  Tensor scores;              // out, float32
-  Tensor expert_counts = {};  // out, int32; optional
-  void* stream = nullptr;
+  Required<Device> device;                        ///< device of the arrays
+  Scoring scoring = Scoring::kSoftmaxOverChosen;  ///< the scoring rule
+  float routed_scaling_factor = 1;                ///< factor of every score
+  ConstTensor logits;                             ///< (T, E) float32, bfloat16 or float16
+  ConstTensor ids;                                ///< (T, K) int32 or int64
+  Tensor scores;                                  ///< out (T, K) float32
+  Tensor expert_counts = {};                      ///< out (E) int32; optional
+  void* stream = nullptr;                         ///< cudaStream_t
 };
+/// Computes the scores of experts that were chosen elsewhere, see tilemoe_top_k_scores().
 inline void top_k_scores(const TopKScores& given) {
   tilemoe_top_k_scores_args args{};
   args.struct_size = sizeof args;
@@ -265,19 +285,20 @@ inline void top_k_scores(const TopKScores& given) {
   check(tilemoe_top_k_scores(&args));
 }
 
-// ds (pairs) float32 -> dlogits (T, E).
+/// Arguments of router_backward().
 struct RouterBackward {
-  Scoring scoring = Scoring::kSoftmaxOverChosen;
-  const Routing* routing = nullptr;
-  ConstTensor logits = {};  // (T, E); may be absent for kSoftmaxOverChosen
-  ConstTensor ds;
-  Tensor dlogits;           // out
-  bool accumulate = false;  // added to dlogits instead of written
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
-  void* stream = nullptr;
-  float routed_scaling_factor = 1;  // the scores' own
+  Scoring scoring = Scoring::kSoftmaxOverChosen;  ///< rule of the choice
+  const Routing* routing = nullptr;               ///< top-K or rounded routing
+  ConstTensor logits = {};                        ///< (T, E); optional if the scores suffice
+  ConstTensor ds;                                 ///< (pairs) float32
+  Tensor dlogits;                                 ///< out (T, E), float32 or the logits' dtype
+  bool accumulate = false;                        ///< true: add to dlogits instead of writing it
+  void* workspace = nullptr;                      ///< any contents
+  size_t workspace_bytes = 0;                     ///< at least RoutingSpec::workspace_bytes()
+  void* stream = nullptr;                         ///< cudaStream_t
+  float routed_scaling_factor = 1;                ///< factor of the scores
 };
+/// Computes the gradient of the logits from ds, see tilemoe_router_backward().
 inline void router_backward(const RouterBackward& given) {
   tilemoe_router_backward_args args{};
   args.struct_size = sizeof args;
@@ -291,26 +312,27 @@ inline void router_backward(const RouterBackward& given) {
   check(tilemoe_router_backward(&args));
 }
 
+/// Returns the bytes of the workspace of router_losses().
 inline size_t router_losses_workspace_bytes(Device device, int64_t T, int64_t E) {
   size_t size = 0;
   check(tilemoe_router_losses_workspace_bytes(to_c(device), T, E, &size));
   return size;
 }
 
-// losses (2) float32: balance, z. If dlogits is present, the gradient of
-// balance_coefficient * balance + z_coefficient * z is added to it.
+/// Arguments of router_losses().
 struct RouterLosses {
-  Required<Device> device;
-  float balance_coefficient = 0;
-  float z_coefficient = 0;
-  ConstTensor logits;         // (T, E)
-  ConstTensor expert_counts;  // (E) int32
-  Tensor losses = {};         // out; optional
-  Tensor dlogits = {};        // (T, E), added to; optional
-  void* workspace = nullptr;
-  size_t workspace_bytes = 0;
-  void* stream = nullptr;
+  Required<Device> device;        ///< device of the arrays
+  float balance_coefficient = 0;  ///< factor of the balance loss in dlogits
+  float z_coefficient = 0;        ///< factor of the z loss in dlogits
+  ConstTensor logits;             ///< (T, E) float32, bfloat16 or float16
+  ConstTensor expert_counts;      ///< (E) int32, before rounding
+  Tensor losses = {};             ///< out (2) float32: balance, z; optional
+  Tensor dlogits = {};            ///< (T, E): the gradient of the losses is added to it; optional
+  void* workspace = nullptr;      ///< any contents
+  size_t workspace_bytes = 0;     ///< at least router_losses_workspace_bytes()
+  void* stream = nullptr;         ///< cudaStream_t
 };
+/// Computes the auxiliary losses of a router, see tilemoe_router_losses().
 inline void router_losses(const RouterLosses& given) {
   tilemoe_router_losses_args args{};
   args.struct_size = sizeof args;

@@ -1,5 +1,6 @@
-// Sums of rows of several arrays in C++. Semantics, shapes and errors are documented at the function
-// of the same name in tilemoe.h; a call throws tilemoe::Error on a bad argument.
+/// @file
+/// Sums of rows of several arrays in C++. tilemoe_sum_rows() documents semantics, shapes and
+/// errors; a call throws tilemoe::Error on a bad argument.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +9,19 @@
 
 namespace tilemoe {
 
-// place (rows, P) int32: row r of source s is s * source_rows + r, any other number is no row.
+/// Arguments of sum_rows().
 struct SumRows {
-  Required<Device> device;
-  const void* const* source = nullptr;  // (sources), each (source_rows, d) of out's dtype
-  int32_t sources = 0;
-  int64_t source_rows = 0;
+  Required<Device> device;              ///< device of `place`, `addend` and `out`
+  const void* const* source = nullptr;  ///< (sources), each (source_rows, d) of out's dtype
+  int32_t sources = 0;                  ///< number of sources
+  int64_t source_rows = 0;              ///< rows of a source
+  /// (rows, P) int32: row r of source s is `s * source_rows + r`; any other number is not a row
   ConstTensor place;
-  ConstTensor addend = {};  // (rows, d); may be out; optional
-  Tensor out;               // (rows, d)
-  void* stream = nullptr;
+  ConstTensor addend = {};  ///< (rows, d) out's dtype; may be `out`; optional
+  Tensor out;               ///< (rows, d) float32 (CPU), bfloat16 or float16
+  void* stream = nullptr;   ///< cudaStream_t
 };
+/// Sums rows of several arrays, see tilemoe_sum_rows().
 inline void sum_rows(const SumRows& given) {
   tilemoe_sum_rows_args args{};
   args.struct_size = sizeof args;

@@ -45,7 +45,7 @@ def arch_of(index: int) -> tuple[str | None, str | None]:
     try:
         return ops.call(_library.operators.arch_of, index), None
     except (NotImplementedError, RuntimeError) as error:
-        return None, str(error).split(" [")[0]
+        return None, str(error).rsplit(" [", 1)[0]
 
 
 def _gpus() -> Iterator[str]:

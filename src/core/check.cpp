@@ -32,8 +32,8 @@ void copy_struct(const char* name, const void* given, size_t min_bytes, void* co
   const auto* const bytes = static_cast<const unsigned char*>(given);
   for (size_t i = known; i < size; ++i)
     TILEMOE_CHECK(bytes[i] == 0, name << ".struct_size is " << size << " and byte " << i
-                                      << " is not zero, but this version of TileMoE knows only "
-                                      << known << " bytes: zero the rest, or use a newer version");
+                                      << " is not zero, but this version of TileMoE has only "
+                                      << known << " bytes: zero the rest or use a newer version");
   std::memcpy(copy, given, std::min<size_t>(known, size));
 }
 
@@ -176,7 +176,7 @@ void check_tensor(const char* name, const tilemoe_tensor& tensor, const TensorRu
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
   const size_t alignment = rule.aligned ? limits::kAlignment : tilemoe_dtype_size(tensor.dtype);
   TILEMOE_CHECK(address % alignment == 0, name << " " << describe(tensor) << ": data pointer "
-                                               << tensor.data << " is not on " << alignment
+                                               << tensor.data << " is not aligned to " << alignment
                                                << " bytes");
   check_strides(name, tensor, rule);
 }
@@ -195,7 +195,7 @@ void check_workspace(const void* workspace, size_t bytes, size_t needed) {
   TILEMOE_CHECK(needed == 0 || workspace != nullptr,
                 "workspace is null, expected " << needed << " bytes");
   TILEMOE_CHECK(reinterpret_cast<uintptr_t>(workspace) % limits::kAlignment == 0,
-                "workspace " << workspace << " is not on 16 bytes");
+                "workspace " << workspace << " is not aligned to 16 bytes");
 }
 
 void check_flag(const char* name, int32_t flag) {

@@ -116,7 +116,7 @@ void MemoryUse::check() const {
       if (!(a->written || b->written) || allows(*a, *b) || allows(*b, *a)) continue;
       const auto [output, other] = a->written ? std::pair(a, b) : std::pair(b, a);
       TILEMOE_CHECK(!share_memory(*a, *b), output->name << " shares memory with " << other->name
-                                                        << ", expected memory of its own");
+                                                        << ", expected separate memory");
     }
 }
 

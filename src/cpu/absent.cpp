@@ -8,7 +8,7 @@ namespace {
 
 [[noreturn]] void refuse() {
   TILEMOE_CHECK_SUPPORTED(
-      false, "this library has no CPU backend (TILEMOE_CPU=OFF): use the CUDA backend");
+      false, "TileMoE was built without the CPU backend (TILEMOE_CPU=OFF); use the CUDA backend");
 }
 
 }  // namespace

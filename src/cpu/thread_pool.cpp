@@ -305,7 +305,7 @@ void set_num_threads(int threads) {
   const std::error_code why =
       started ? started->why_fewer() : std::make_error_code(std::errc::not_enough_memory);
   TILEMOE_CHECK_AS(Status::kDeviceError, !why,
-                   "threads is " << wanted << ", of which the system started "
+                   "threads is " << wanted << ", but the system started only "
                                  << (started ? started->size() : 1) << ": " << why.message());
 }
 

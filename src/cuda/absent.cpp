@@ -7,7 +7,9 @@
 namespace tilemoe::cuda {
 
 const Backend& backend() {
-  TILEMOE_CHECK_SUPPORTED(false, "this build has no CUDA backend: use the CPU backend");
+  TILEMOE_CHECK_SUPPORTED(
+      false,
+      "TileMoE was built without CUDA; install the CUDA wheel or rebuild with TILEMOE_CUDA=ON");
 }
 
 const Backend& backend_of_build() {
@@ -16,7 +18,7 @@ const Backend& backend_of_build() {
 
 void set_arch(const char* name) {
   TILEMOE_CHECK_SUPPORTED(name == nullptr || std::strcmp(name, "auto") == 0,
-                          "this build has no CUDA backend, and no arch '" << name << "'");
+                          "TileMoE was built without CUDA and has no arch '" << name << "'");
 }
 
 std::string describe_arch() {

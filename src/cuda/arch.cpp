@@ -60,10 +60,10 @@ std::string names_of(std::span<const BuiltArch> built) {
 
 const Arch& check_built(const ArchRequest& request, std::span<const BuiltArch> built) {
   const Arch* const arch = find(request.arch);
-  TILEMOE_CHECK(arch, "the arch '" << request.arch << "', set by " << request.by
-                                   << ", is not known: expected auto, sm80, sm90 or sm100");
+  TILEMOE_CHECK(arch, "arch must be 'auto', 'sm80', 'sm90' or 'sm100', got '"
+                          << request.arch << "', set by " << request.by);
   TILEMOE_CHECK_SUPPORTED(find(built, *arch), "this build has no arch " << arch->name << ", set by "
-                                                                        << request.by << ": it has "
+                                                                        << request.by << "; it has "
                                                                         << names_of(built));
   return *arch;
 }
@@ -78,19 +78,17 @@ const Arch& choose(const DeviceInfo& device, const ArchRequest& request,
   if (request.arch == kAuto) {
     for (const Arch& arch : kArchs)
       if (arch.tested && runs(arch, device, built)) return arch;
-    TILEMOE_CHECK_SUPPORTED(false, device.name
-                                       << " has compute capability " << device.capability()
-                                       << ", for which this build has no arch of the layer's "
-                                          "grouped GEMMs (it has "
-                                       << names_of(built)
-                                       << "): routing, the router's backward and its losses run "
-                                          "here, for the layer use the CPU backend");
+    TILEMOE_CHECK_SUPPORTED(
+        false, device.name << " has compute capability " << device.capability()
+                           << ", for which this build has no arch (it has " << names_of(built)
+                           << "); only routing and the router run on it, for the layer "
+                              "use the CPU backend");
   }
   const Arch& arch = check_built(request, built);
   TILEMOE_CHECK_SUPPORTED(arch.runs_on(device),
                           device.name << " has compute capability " << device.capability()
                                       << ", the arch " << arch.name << ", set by " << request.by
-                                      << ", needs " << arch.needs);
+                                      << ", requires " << arch.needs);
   TILEMOE_CHECK_SUPPORTED(runs(arch, device, built),
                           device.name << " has compute capability " << device.capability()
                                       << ", the arch " << arch.name << ", set by " << request.by
@@ -202,7 +200,7 @@ ArchName built_arch(const char* name) {
   for (const Arch& arch : kArchs)
     if (arch.tested && find(built, arch)) return arch.arch;
   TILEMOE_CHECK_SUPPORTED(
-      false, "this build has the archs " << names_of(built) << ": name one in cuda_arch");
+      false, "this build has the archs " << names_of(built) << "; set cuda_arch to one of them");
 }
 
 void set_arch(const char* name) {

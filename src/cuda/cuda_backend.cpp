@@ -33,22 +33,22 @@ void check_rows(const char* name, const tilemoe_tensor& rows) {
   if (!present(rows)) return;
   const int64_t bytes = stride_bytes(rows, 0);
   TILEMOE_CHECK_SUPPORTED(bytes <= kMaxRowStrideBytesCuda,
-                          name << " has rows " << bytes << " bytes apart, the CUDA backend takes "
-                               << kMaxRowStrideBytesCuda);
+                          name << " has a row stride of " << bytes << " bytes, expected at most "
+                               << kMaxRowStrideBytesCuda << " on CUDA");
 }
 
 void check_matrices(const char* name, const tilemoe_tensor& matrices) {
   if (!present(matrices)) return;
   const int64_t row = std::max(stride_bytes(matrices, 1), stride_bytes(matrices, 2));
-  TILEMOE_CHECK_SUPPORTED(row <= kMaxRowStrideBytesCuda,
-                          name << " has rows or columns " << row
-                               << " bytes apart, the CUDA backend takes "
-                               << kMaxRowStrideBytesCuda);
+  TILEMOE_CHECK_SUPPORTED(row <= kMaxRowStrideBytesCuda, name << " has a row or column stride of "
+                                                              << row << " bytes, expected at most "
+                                                              << kMaxRowStrideBytesCuda
+                                                              << " on CUDA");
   const int64_t expert = stride_bytes(matrices, 0);
   TILEMOE_CHECK_SUPPORTED(expert <= kMaxExpertStrideBytesCuda,
-                          name << " has experts " << expert
-                               << " bytes apart, the CUDA backend takes "
-                               << kMaxExpertStrideBytesCuda);
+                          name << " has an expert stride of " << expert
+                               << " bytes, expected at most " << kMaxExpertStrideBytesCuda
+                               << " on CUDA");
 }
 
 // Tiles and CTAs are counted in 31 bits. Only tensors of terabytes exceed that.
@@ -56,7 +56,7 @@ void check_count(const char* what, int64_t rows, int64_t columns, const LayerTen
   TILEMOE_CHECK_SUPPORTED(columns == 0 || rows <= INT32_MAX / 2 / columns,
                           what << " of " << tensors.routing.capacity << " rows and "
                                << tensors.experts.E << " experts, d " << tensors.experts.d << ", n "
-                               << tensors.experts.n << ": too many tiles to count");
+                               << tensors.experts.n << " have too many tiles to count");
 }
 
 // The smallest tile that any kernel has, and columns of a bias gradient's and a combine's CTA.
@@ -103,7 +103,7 @@ std::string description() {
   try {
     text << ", arch " << describe_arch_of(device);
   } catch (const Error&) {  // which tilemoe_cuda_arch() reports
-    text << ", no arch: routing and the router alone, not the layer";
+    text << ", no arch: only routing and the router run, not the layer";
   }
   return text.str();
 }

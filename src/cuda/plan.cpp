@@ -204,9 +204,9 @@ Kernel kernel_of(const LoraProjection& step) {
 // ---- the plan of a call
 
 void check_dtype(const tilemoe_experts& experts) {
-  TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype),
-                          "experts.dtype is " << tilemoe_dtype_name(experts.dtype)
-                                              << ", the CUDA backend takes bfloat16 and float16");
+  TILEMOE_CHECK_SUPPORTED(is_16bit(experts.dtype), "experts.dtype is "
+                                                       << tilemoe_dtype_name(experts.dtype)
+                                                       << ", expected bfloat16 or float16 on CUDA");
 }
 
 namespace {

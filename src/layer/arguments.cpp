@@ -22,27 +22,28 @@ const char* contiguous_dimension(const tilemoe_tensor& W1) {
 void check_activation(const tilemoe_experts& experts) {
   const ActivationKind kind = activation_kind(experts.activation);
   TILEMOE_CHECK(kind.name != nullptr, "activation is " << static_cast<int>(experts.activation)
-                                                       << ", which is none of tilemoe_activation");
+                                                       << ", expected a tilemoe_activation");
   TILEMOE_CHECK(
       experts.gate_layout >= TILEMOE_GATE_CONCATENATED && experts.gate_layout <= TILEMOE_GATE_SPLIT,
-      "gate_layout is " << static_cast<int>(experts.gate_layout) << ", expected 0 to 2");
+      "gate_layout is " << static_cast<int>(experts.gate_layout) << ", expected a value in [0, 2]");
   TILEMOE_CHECK(kind.gated || experts.gate_layout == TILEMOE_GATE_CONCATENATED,
-                kind.name << " has no gate, so gate_layout must be 0");
+                "gate_layout is " << static_cast<int>(experts.gate_layout)
+                                  << ", expected 0: " << kind.name << " has no gate");
   const bool shaped = experts.clamp != 0 || experts.alpha != 0 || experts.up_shift != 0;
   TILEMOE_CHECK(!shaped || experts.activation == TILEMOE_SWIGLU,
-                "clamp, alpha and up_shift belong to swiglu, but the activation is " << kind.name);
+                "clamp, alpha and up_shift require the activation swiglu, got " << kind.name);
   TILEMOE_CHECK(std::isfinite(experts.clamp) && experts.clamp >= 0 &&
                     std::isfinite(experts.alpha) && std::isfinite(experts.up_shift),
-                "clamp " << experts.clamp << ", alpha " << experts.alpha << ", up_shift "
-                         << experts.up_shift << ": expected finite numbers and clamp >= 0");
+                "clamp is " << experts.clamp << ", alpha is " << experts.alpha << ", up_shift is "
+                            << experts.up_shift << ": expected finite numbers and clamp >= 0");
 }
 
 void check_fits(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
   TILEMOE_CHECK(experts.device == spec.device,
-                "experts are on device " << static_cast<int>(experts.device) << ", the routing on "
-                                         << static_cast<int>(spec.device));
+                "experts.device is " << static_cast<int>(experts.device) << ", expected "
+                                     << static_cast<int>(spec.device) << ", the routing's");
   TILEMOE_CHECK(experts.E == spec.E,
-                "experts.E is " << experts.E << ", the routing's E is " << spec.E);
+                "experts.E is " << experts.E << ", expected " << spec.E << ", the routing's");
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ tilemoe_experts read_experts(const tilemoe_experts* given) {
                                              << tilemoe_dtype_name(experts.dtype)
                                              << ", expected float32, bfloat16 or float16");
   TILEMOE_CHECK(experts.E >= 1 && experts.E <= kMaxExperts,
-                "E is " << experts.E << ", expected 1 to " << kMaxExperts);
+                "E is " << experts.E << ", expected a value in [1, " << kMaxExperts << "]");
   for (const auto& [name, width] : {std::pair("d", experts.d), std::pair("n", experts.n)})
     TILEMOE_CHECK(width >= kWidthMultiple && width % kWidthMultiple == 0 && width <= kMaxWidth,
                   name << " is " << width << ", expected a positive multiple of " << kWidthMultiple
@@ -80,9 +81,8 @@ tilemoe_experts read_experts(const tilemoe_experts* given) {
                        << ", at most " << limit);
   for (const auto& [name, format] :
        {std::pair("format_1", experts.format_1), std::pair("format_2", experts.format_2)})
-    TILEMOE_CHECK(
-        format >= TILEMOE_FORMAT_NONE && format <= TILEMOE_FORMAT_NVFP4,
-        name << " is " << static_cast<int>(format) << ", which is none of tilemoe_format");
+    TILEMOE_CHECK(format >= TILEMOE_FORMAT_NONE && format <= TILEMOE_FORMAT_NVFP4,
+                  name << " is " << static_cast<int>(format) << ", expected a tilemoe_format");
   TILEMOE_CHECK(experts.weight_blocks >= 0,
                 "weight_blocks is " << experts.weight_blocks << ", expected at least 0");
   check_reserved("experts", experts.reserved);
@@ -113,24 +113,24 @@ std::optional<tilemoe_part> read_part(const tilemoe_part* given, const tilemoe_r
   check_reserved("part", part.reserved);
   check_flag("part.last", part.last);
   TILEMOE_CHECK(spec.kind != TILEMOE_ROUTING_GROUPED,
-                "part is given, and the routing is grouped: its rows have no tokens");
+                "part is given, expected null with grouped routing");
   TILEMOE_CHECK(part.begins != nullptr && part.ends != nullptr,
                 "part.begins or part.ends is null, expected (E) int32 of each");
   TILEMOE_CHECK(part.first_token >= 0 && part.first_token <= spec.T && part.tokens >= 0 &&
                     part.tokens <= spec.T - part.first_token,
-                "part has " << part.tokens << " tokens from " << part.first_token
-                            << " on, expected some of T = " << spec.T);
+                "part has " << part.tokens << " tokens from token " << part.first_token
+                            << ", expected tokens in [0, " << spec.T << ")");
   return part;
 }
 
 void check_weights(const tilemoe_experts& experts, const tilemoe_weights& weights) {
   const DTypes dtype = {experts.dtype};
   const int64_t E = experts.E, d = experts.d, n = experts.n;
-  const char* not_split = "only the split gate layout has it";
+  const char* not_split = "it requires the split gate layout";
   const auto check_weight = [&](const char* name, const tilemoe_tensor& weight, int64_t rows,
                                 int64_t columns, tilemoe_format format) {
     if (format != TILEMOE_FORMAT_NONE)
-      return check_absent(name, weight, "it is quantised, and `quantized` has it");
+      return check_absent(name, weight, "a quantised weight is passed in `quantized`");
     check_tensor(name, weight, {{E, rows, columns}, dtype, Strides::kMatrixEitherMajor});
   };
   check_weight("weights.W1", weights.W1, w1_rows(experts), d, experts.format_1);
@@ -176,8 +176,9 @@ void check_ds(const tilemoe_tensor& ds, const tilemoe_routing_spec& spec) {
 }
 
 void check_block_turns(int32_t turns) {
-  TILEMOE_CHECK(turns >= 0 && turns <= kMaxBlockTurns,
-                "block_turns is " << turns << ", expected 0 to " << kMaxBlockTurns);
+  TILEMOE_CHECK(turns >= 0 && turns <= kMaxBlockTurns, "block_turns is "
+                                                           << turns << ", expected a value in [0, "
+                                                           << kMaxBlockTurns << "]");
 }
 
 void read_weights_and_routing(MemoryUse& memory, const tilemoe_weights& weights,

@@ -138,7 +138,7 @@ BackwardCall::BackwardCall(const CheckedCall& checked, const tilemoe_backward_ar
 
 BackwardWork BackwardCall::requested_work() const {
   TILEMOE_CHECK(args.mode >= TILEMOE_BACKWARD_WHOLE && args.mode <= TILEMOE_BACKWARD_REST,
-                "mode is " << static_cast<int>(args.mode) << ", expected 0 to 3");
+                "mode is " << static_cast<int>(args.mode) << ", expected a value in [0, 3]");
   BackwardWork requested{.mode = args.mode};
   requested.dH_over_H =
       args.mode == TILEMOE_BACKWARD_OVER_H ||
@@ -201,8 +201,8 @@ void BackwardCall::check_weight_gradients() const {
     check_optional("dweights.W1_up", gradients.W1_up, up);
     check_optional("dweights.b1_up", gradients.b1_up, {{E, n}, dtypes, Strides::kRows});
   } else {
-    check_absent("dweights.W1_up", gradients.W1_up, "only the split gate layout has it");
-    check_absent("dweights.b1_up", gradients.b1_up, "only the split gate layout has it");
+    check_absent("dweights.W1_up", gradients.W1_up, "it requires the split gate layout");
+    check_absent("dweights.b1_up", gradients.b1_up, "it requires the split gate layout");
   }
   // With such a W1, H has all gate columns before all up columns.
   if (experts.gate_layout == TILEMOE_GATE_INTERLEAVED && present(gradients.W1))
@@ -213,26 +213,27 @@ void BackwardCall::check_weight_gradients() const {
 
 // Whether the saved state has what the mode starts from.
 void BackwardCall::check_mode() const {
-  TILEMOE_CHECK(saved.state >= TILEMOE_SAVED_H && saved.state <= TILEMOE_SAVED_PARTS_OF_DH,
-                "saved.state is " << static_cast<int>(saved.state) << ", expected 0 to 3");
-  TILEMOE_CHECK(!part || !work.from_dH(), "part is given, and mode is REST, which reads no dO");
+  TILEMOE_CHECK(
+      saved.state >= TILEMOE_SAVED_H && saved.state <= TILEMOE_SAVED_PARTS_OF_DH,
+      "saved.state is " << static_cast<int>(saved.state) << ", expected a value in [0, 3]");
+  TILEMOE_CHECK(!part || !work.from_dH(), "part is given, expected null: mode is REST");
   check_parts();
   if (!work.from_dH()) {
     TILEMOE_CHECK(saved.state != TILEMOE_SAVED_DH_OVER_H,
-                  "saved was consumed by a backward that wrote dH over H: only mode REST is left; "
-                  "run forward again");
+                  "saved was consumed by a backward that wrote dH over H; use mode REST or run "
+                  "forward again");
     return;
   }
   TILEMOE_CHECK(saved.state != TILEMOE_SAVED_H,
-                "mode is REST, but no backward of mode OVER_H or FIRST has left dH");
+                "mode is REST, which requires a previous backward of mode OVER_H or FIRST");
   TILEMOE_CHECK(saved.state == TILEMOE_SAVED_DH_OVER_H || saved.dH == args.workspace,
-                "mode is REST, and dH is in the workspace " << saved.dH << " that FIRST had, but "
-                                                            << "this call's is " << args.workspace);
+                "mode is REST, which requires the workspace of FIRST, " << saved.dH << ", got "
+                                                                        << args.workspace);
   TILEMOE_CHECK(
       !work.wants(TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_W2 | TILEMOE_GRADIENT_B2 |
                   TILEMOE_GRADIENT_LORA_2),
-      "mode is REST, which gives dX, dW1, db1 and those of W1's adapter: ds, dW2, db2 and those of "
-      "W2's adapter come from dO, in another mode");
+      "mode is REST, which computes dX, dW1, db1 and those of W1's adapter; ds, dW2, db2 and those "
+      "of W2's adapter require another mode");
 }
 
 // Whether the saved state is between the parts of a backward that writes dH over H, and this call
@@ -244,13 +245,13 @@ void BackwardCall::check_parts() const {
   TILEMOE_CHECK(!begun || over_H_in_parts,
                 "saved has dH over H for "
                     << saved.parts_tokens << " of " << T
-                    << " tokens, from a backward that has not ended: call it "
-                       "with the other parts, or run forward again");
+                    << " tokens of an incomplete backward; continue with the other parts or run "
+                       "forward again");
   if (!over_H_in_parts || !counts_parts()) return;
   const int64_t before = begun ? saved.parts_tokens : 0;
   TILEMOE_CHECK(before >= 0 && part->tokens <= T - before,
                 "part has " << part->tokens << " tokens after " << before << " of " << T
-                            << ": some part came twice, and H was overwritten; run forward again");
+                            << ": a part was repeated after H was overwritten; run forward again");
   TILEMOE_CHECK(!part->last || before + part->tokens == T,
                 "part is the last, but the parts so far have " << before + part->tokens << " of "
                                                                << T << " tokens");
@@ -290,20 +291,19 @@ void BackwardCall::check_memory() const {
 
 BackwardWork work_of(const tilemoe_workspace_query& query, const tilemoe_experts& experts) {
   TILEMOE_CHECK(query.pass == TILEMOE_PASS_BACKWARD,
-                "pass is " << static_cast<int>(query.pass) << ", expected 0 to 2");
+                "pass is " << static_cast<int>(query.pass) << ", expected a value in [0, 2]");
   TILEMOE_CHECK(query.mode >= TILEMOE_BACKWARD_WHOLE && query.mode <= TILEMOE_BACKWARD_REST,
-                "mode is " << static_cast<int>(query.mode) << ", expected 0 to 3");
+                "mode is " << static_cast<int>(query.mode) << ", expected a value in [0, 3]");
   TILEMOE_CHECK((query.gradients & ~BackwardWork::kAll) == 0,
                 "gradients is " << query.gradients << ", expected TILEMOE_GRADIENT_ bits");
   const bool rest = query.mode == TILEMOE_BACKWARD_REST;
   const uint32_t limit = rest ? BackwardWork::kFromDH : BackwardWork::kAll;
-  TILEMOE_CHECK((query.gradients & ~limit) == 0,
-                "gradients is " << query.gradients
-                                << ", expected those of dX, dW1 and db1 alone: mode is REST");
+  TILEMOE_CHECK(
+      (query.gradients & ~limit) == 0,
+      "gradients is " << query.gradients << ", expected only bits of dX, dW1 and db1 in mode REST");
   const uint32_t frozen = quantized_gradients(experts);
   TILEMOE_CHECK((query.gradients & frozen) == 0,
-                "gradients is " << query.gradients
-                                << ", and has those of a quantised weight: it has no gradient");
+                "gradients is " << query.gradients << ", expected no bits of quantised weights");
   return {.mode = query.mode,
           .dH_over_H = rest || query.mode == TILEMOE_BACKWARD_OVER_H,
           .gradients = query.gradients ? query.gradients : limit & ~frozen};

@@ -70,8 +70,9 @@ namespace {
 // The device of a query, which the sizes of scratch depend on; null for the current one.
 KernelPlan described_device(const tilemoe_workspace_query& query, const tilemoe_experts& experts,
                             const Backend& backend) {
-  TILEMOE_CHECK(query.cuda_sms >= 0 && query.cuda_sms <= TILEMOE_MAX_SMS,
-                "cuda_sms is " << query.cuda_sms << ", expected 0 to " << TILEMOE_MAX_SMS);
+  TILEMOE_CHECK(
+      query.cuda_sms >= 0 && query.cuda_sms <= TILEMOE_MAX_SMS,
+      "cuda_sms is " << query.cuda_sms << ", expected a value in [0, " << TILEMOE_MAX_SMS << "]");
   if (query.cuda_sms == 0) {
     TILEMOE_CHECK(query.cuda_arch == nullptr,
                   "cuda_arch is " << query.cuda_arch << " without cuda_sms, expected null");

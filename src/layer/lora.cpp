@@ -28,8 +28,9 @@ namespace {
 // The gradient of a factor that is given.
 void check_gradient(const char* name, const tilemoe_tensor& gradient,
                     const tilemoe_experts& experts, int64_t rows, int64_t columns) {
-  TILEMOE_CHECK(!present(gradient) || (rows > 0 && columns > 0),
-                name << " is " << describe(gradient) << ", and there is no such adapter");
+  TILEMOE_CHECK(
+      !present(gradient) || (rows > 0 && columns > 0),
+      name << " is " << describe(gradient) << ", expected none: the experts have no such adapter");
   check_optional(
       name, gradient,
       {{experts.E, rows, columns}, {experts.dtype, TILEMOE_FLOAT32}, Strides::kMatrixEitherMajor});
@@ -42,7 +43,7 @@ tilemoe_packed_lora read_lora(const tilemoe_packed_lora* given, const tilemoe_ex
   const bool any = experts.rank_1 > 0 || experts.rank_2 > 0;
   TILEMOE_CHECK(
       any == (given != nullptr),
-      (any ? "lora is null, and experts.rank_1 is " : "lora is given, and experts.rank_1 is ")
+      (any ? "lora is null, but experts.rank_1 is " : "lora is given, but experts.rank_1 is ")
           << experts.rank_1 << " and rank_2 is " << experts.rank_2);
   if (given == nullptr) return {};
   const tilemoe_packed_lora lora = read_struct("lora", given);
@@ -50,13 +51,13 @@ tilemoe_packed_lora read_lora(const tilemoe_packed_lora* given, const tilemoe_ex
   const tilemoe_packed_lora expected = packed_at(nullptr, experts, weights);
   const auto check = [&](const char* name, const tilemoe_tensor& factor,
                          const tilemoe_tensor& rule) {
-    if (!present(rule)) return check_absent(name, factor, "experts have no rank for it");
+    if (!present(rule)) return check_absent(name, factor, "the experts have rank 0 for it");
     check_tensor(name, factor,
                  {{rule.shape[0], rule.shape[1], rule.shape[2]},
                   {experts.dtype},
                   Strides::kMatrixEitherMajor});
     TILEMOE_CHECK((factor.stride[2] == 1) == (rule.stride[2] == 1),
-                  name << " was packed for weights of other strides: pack it again");
+                  name << " was packed for weights of other strides; pack it again");
   };
   check("lora.A1", lora.A1, expected.A1);
   check("lora.B1", lora.B1, expected.B1);
@@ -97,7 +98,7 @@ tilemoe_lora read_lora_gradients(const tilemoe_lora* given, const tilemoe_expert
 void check_P(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
              const tilemoe_saved& saved) {
   const auto check = [&](const char* name, const tilemoe_tensor& P, int64_t rank) {
-    if (rank == 0) return check_absent(name, P, "experts have no rank for it");
+    if (rank == 0) return check_absent(name, P, "the experts have rank 0 for it");
     check_tensor(name, P, {{spec.capacity, rank}, {experts.dtype}});
   };
   check("saved.P1", saved.P1, experts.rank_1);

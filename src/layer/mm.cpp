@@ -35,14 +35,14 @@ tilemoe_experts read_mm_experts(const tilemoe_experts* given) {
   const tilemoe_experts experts = read_experts(given);
   TILEMOE_CHECK(experts.activation == TILEMOE_IDENTITY,
                 "activation is " << tilemoe_activation_name(experts.activation)
-                                 << ", expected identity: the caller computes it");
+                                 << ", expected identity: the caller computes the activation");
   TILEMOE_CHECK(experts.rank_1 == 0 && experts.rank_2 == 0,
                 "rank_1 is " << experts.rank_1 << " and rank_2 " << experts.rank_2
-                             << ", expected 0: these calls have no adapters");
+                             << ", expected 0: these calls do not support adapters");
   TILEMOE_CHECK(experts.format_1 == TILEMOE_FORMAT_NONE && experts.format_2 == TILEMOE_FORMAT_NONE,
                 "format_1 is " << tilemoe_format_name(experts.format_1) << " and format_2 "
                                << tilemoe_format_name(experts.format_2)
-                               << ", expected none: these calls have no quantised weights");
+                               << ", expected none: these calls do not support quantised weights");
   return experts;
 }
 
@@ -282,7 +282,7 @@ size_t mm_workspace_bytes(const tilemoe_mm_workspace_query* given) {
   backend.check_supported(experts);
   const auto requested = [&](uint32_t all) {
     TILEMOE_CHECK((query.gradients & ~all) == 0,
-                  "gradients is " << query.gradients << ", expected some of " << all);
+                  "gradients is " << query.gradients << ", expected a subset of the bits " << all);
     return query.gradients ? query.gradients : all;
   };
   switch (query.mm) {
@@ -297,7 +297,7 @@ size_t mm_workspace_bytes(const tilemoe_mm_workspace_query* given) {
     case TILEMOE_COMBINE_MM_BACKWARD:
       return BackwardPlan(backend, experts, spec, combine_work(requested(kOfCombine))).total;
   }
-  TILEMOE_CHECK(false, "mm is " << static_cast<int>(query.mm) << ", expected 0 to 3");
+  TILEMOE_CHECK(false, "mm is " << static_cast<int>(query.mm) << ", expected a value in [0, 3]");
 }
 
 }  // namespace tilemoe

@@ -99,7 +99,7 @@ struct Ranks {
 
 // The ranks of the caller's adapters, which have passed all checks.
 Ranks read_ranks(const tilemoe_experts& experts, const tilemoe_lora& lora) {
-  const char* const not_split = "only the split gate layout has it";
+  const char* const not_split = "it requires the split gate layout";
   const Ranks ranks{rank_of("lora.A1", lora.A1, "lora.B1", lora.B1),
                     rank_of("lora.A1_up", lora.A1_up, "lora.B1_up", lora.B1_up),
                     rank_of("lora.A2", lora.A2, "lora.B2", lora.B2)};
@@ -114,10 +114,11 @@ Ranks read_ranks(const tilemoe_experts& experts, const tilemoe_lora& lora) {
                   name << " has rank " << rank << ", expected a multiple of "
                        << limits::kWidthMultiple << ", at most " << TILEMOE_MAX_RANK);
   TILEMOE_CHECK(ranks.gate + ranks.up == experts.rank_1,
-                "experts.rank_1 is " << experts.rank_1 << ", the adapters of W1 have "
-                                     << ranks.gate + ranks.up);
-  TILEMOE_CHECK(ranks.down == experts.rank_2,
-                "experts.rank_2 is " << experts.rank_2 << ", the adapter of W2 has " << ranks.down);
+                "experts.rank_1 is " << experts.rank_1 << ", expected " << ranks.gate + ranks.up
+                                     << ", the rank of W1's adapters");
+  TILEMOE_CHECK(ranks.down == experts.rank_2, "experts.rank_2 is " << experts.rank_2
+                                                                   << ", expected " << ranks.down
+                                                                   << ", the rank of W2's adapter");
   const int64_t E = experts.E, d = experts.d, n = experts.n;
   check_factor("lora.A1", lora.A1, E, ranks.gate, d);
   check_factor("lora.B1", lora.B1, E, w1_rows(experts), ranks.gate);
@@ -137,7 +138,7 @@ void check_packed_memory(const tilemoe_experts& experts, const void* memory, siz
   TILEMOE_CHECK(needed == 0 || memory != nullptr,
                 "the memory of the packed adapters is null, expected " << needed << " bytes");
   TILEMOE_CHECK(reinterpret_cast<uintptr_t>(memory) % limits::kAlignment == 0,
-                "the memory of the packed adapters " << memory << " is not on 16 bytes");
+                "the memory of the packed adapters " << memory << " is not aligned to 16 bytes");
 }
 
 }  // namespace

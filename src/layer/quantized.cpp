@@ -106,7 +106,7 @@ void check_weight(const char* name, const tilemoe_quantized& weight, const Value
                        << (array.bytes > 0 ? "an array" : "null") << ": the format is "
                        << format_name(weight.format));
     TILEMOE_CHECK(reinterpret_cast<uintptr_t>(array.data) % array.alignment == 0,
-                  name << "." << array.field << " " << array.data << " is not on "
+                  name << "." << array.field << " " << array.data << " is not aligned to "
                        << array.alignment << " bytes");
   }
 }
@@ -148,8 +148,8 @@ void read_arrays(MemoryUse& memory, const char* name, const tilemoe_quantized& w
 tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
                                          const tilemoe_experts& experts) {
   TILEMOE_CHECK(any_quantized(experts) == (given != nullptr),
-                (given ? "quantized is given, and experts.format_1 is "
-                       : "quantized is null, and experts.format_1 is ")
+                (given ? "quantized is given, but experts.format_1 is "
+                       : "quantized is null, but experts.format_1 is ")
                     << format_name(experts.format_1) << " and format_2 is "
                     << format_name(experts.format_2));
   if (given == nullptr) return {};
@@ -220,7 +220,7 @@ uint32_t quantized_gradients(const tilemoe_experts& experts) {
 
 void check_no_quantized_gradients(const tilemoe_experts& experts,
                                   const tilemoe_weights& gradients) {
-  const char* const frozen = "its weight is quantised, and has no gradient";
+  const char* const frozen = "a quantised weight has no gradient";
   if (experts.format_1 != TILEMOE_FORMAT_NONE) {
     check_absent("dweights.W1", gradients.W1, frozen);
     check_absent("dweights.W1_up", gradients.W1_up, frozen);
@@ -303,8 +303,9 @@ void dequantize(const tilemoe_dequantize_args* given) {
   const Backend& backend = backend_for(args.device);
   const tilemoe_quantized& weight = args.weight;
   TILEMOE_CHECK(weight.format > TILEMOE_FORMAT_NONE && weight.format <= TILEMOE_FORMAT_NVFP4,
-                "weight.format is " << static_cast<int>(weight.format) << ", expected 1 to "
-                                    << static_cast<int>(TILEMOE_FORMAT_NVFP4));
+                "weight.format is " << static_cast<int>(weight.format)
+                                    << ", expected a value in [1, "
+                                    << static_cast<int>(TILEMOE_FORMAT_NVFP4) << "]");
   const tilemoe_tensor& out = args.out;
   TILEMOE_CHECK(out.ndim == 3, "out is " << describe(out) << ", expected (E, R, C)");
   const Values values{out.shape[0], out.shape[1], out.shape[2]};
@@ -312,14 +313,14 @@ void dequantize(const tilemoe_dequantize_args* given) {
        {std::tuple("E", values.E, limits::kMaxExperts),
         std::tuple("R", values.R, limits::kMaxWidth), std::tuple("C", values.C, limits::kMaxWidth)})
     TILEMOE_CHECK(size >= 1 && size <= limit, "out is " << describe(out) << ": " << name << " is "
-                                                        << size << ", expected 1 to " << limit);
+                                                        << size << ", expected a value in [1, "
+                                                        << limit << "]");
   TILEMOE_CHECK(
       values.C % limits::kWidthMultiple == 0,
       "out is " << describe(out) << ", expected C to be a multiple of " << limits::kWidthMultiple);
   const bool takes_float32 = args.device == TILEMOE_CPU;
-  TILEMOE_CHECK_SUPPORTED(
-      takes_float32 || out.dtype != TILEMOE_FLOAT32,
-      "out is " << describe(out) << ", the CUDA backend takes bfloat16 and float16");
+  TILEMOE_CHECK_SUPPORTED(takes_float32 || out.dtype != TILEMOE_FLOAT32,
+                          "out is " << describe(out) << ", expected bfloat16 or float16 on CUDA");
   check_tensor("out", out,
                {{values.E, values.R, values.C},
                 {TILEMOE_FLOAT32, TILEMOE_BFLOAT16, TILEMOE_FLOAT16},

@@ -11,20 +11,21 @@ namespace {
 using namespace limits;
 
 void check_sizes(const tilemoe_sum_rows_args& args) {
-  TILEMOE_CHECK(args.sources >= 1 && args.sources <= TILEMOE_MAX_SOURCES,
-                "sources is " << args.sources << ", expected 1 to " << TILEMOE_MAX_SOURCES);
+  TILEMOE_CHECK(
+      args.sources >= 1 && args.sources <= TILEMOE_MAX_SOURCES,
+      "sources is " << args.sources << ", expected a value in [1, " << TILEMOE_MAX_SOURCES << "]");
   TILEMOE_CHECK(args.source != nullptr, "source is null, expected " << args.sources << " pointers");
   const int64_t limit = kMaxRows / args.sources;
   TILEMOE_CHECK(args.source_rows >= 0 && args.source_rows <= limit,
-                "source_rows is " << args.source_rows << ", expected 0 to " << limit << " of "
-                                  << args.sources << " sources");
+                "source_rows is " << args.source_rows << ", expected a value in [0, " << limit
+                                  << "] for " << args.sources << " sources");
   TILEMOE_CHECK(is_float(args.out.dtype),
                 "out is " << describe(args.out) << ", expected float32, bfloat16 or float16");
   TILEMOE_CHECK(args.out.ndim == 2, "out is " << describe(args.out) << ", expected (rows, d)");
   const int64_t rows = args.out.shape[0], d = args.out.shape[1];
   const int64_t row_limit = max_rows(args.device);
   TILEMOE_CHECK(rows >= 0 && rows <= row_limit,
-                "rows is " << rows << ", expected 0 to " << row_limit);
+                "rows is " << rows << ", expected a value in [0, " << row_limit << "]");
   TILEMOE_CHECK(d >= kWidthMultiple && d % kWidthMultiple == 0 && d <= kMaxWidth,
                 "d is " << d << ", expected a positive multiple of " << kWidthMultiple
                         << ", at most " << kMaxWidth);
@@ -32,8 +33,8 @@ void check_sizes(const tilemoe_sum_rows_args& args) {
                 "place is " << describe(args.place) << ", expected (rows, P)");
   const int64_t P = args.place.shape[1];
   TILEMOE_CHECK(P >= 1 && P <= TILEMOE_MAX_PLACES, "place is " << describe(args.place) << ": P is "
-                                                               << P << ", expected 1 to "
-                                                               << TILEMOE_MAX_PLACES);
+                                                               << P << ", expected a value in [1, "
+                                                               << TILEMOE_MAX_PLACES << "]");
 }
 
 // "source[3]"; without std::to_string, whose tables a shared library would export.

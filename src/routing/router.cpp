@@ -52,7 +52,7 @@ void router_backward(const tilemoe_router_backward_args* given) {
   check_factor(args.routed_scaling_factor);
   TILEMOE_CHECK(!rounded || args.routed_scaling_factor == 1,
                 "routed_scaling_factor is " << args.routed_scaling_factor
-                                            << ", expected 1: token rounding has none");
+                                            << ", expected 1 with token rounding");
   TILEMOE_CHECK(!rounded || args.scoring == TILEMOE_SOFTMAX_RENORMALIZED,
                 "scoring is " << static_cast<int>(args.scoring)
                               << ", expected 2 (softmax renormalised), the rule of token rounding");

@@ -40,21 +40,22 @@ inline void check_matrix(const char* name, const tilemoe_tensor& tensor, int64_t
 
 inline void check_scoring(tilemoe_scoring scoring) {
   TILEMOE_CHECK(scoring >= TILEMOE_SOFTMAX_OVER_CHOSEN && scoring <= TILEMOE_SIGMOID_RENORMALIZED,
-                "scoring is " << static_cast<int>(scoring) << ", expected 0 to 4");
+                "scoring is " << static_cast<int>(scoring) << ", expected a value in [0, 4]");
 }
 
 // Replaces 0 by 1.
 inline void check_factor(float& routed_scaling_factor) {
-  TILEMOE_CHECK(std::isfinite(routed_scaling_factor),
-                "routed_scaling_factor is " << routed_scaling_factor << ", expected a number");
+  TILEMOE_CHECK(std::isfinite(routed_scaling_factor), "routed_scaling_factor is "
+                                                          << routed_scaling_factor
+                                                          << ", expected a finite number");
   if (routed_scaling_factor == 0) routed_scaling_factor = 1;
 }
 
 inline void check_tokens_and_experts(int64_t T, int64_t E, tilemoe_device device) {
   const int64_t limit = limits::max_rows(device);
-  TILEMOE_CHECK(T >= 0 && T <= limit, "T is " << T << ", expected 0 to " << limit);
+  TILEMOE_CHECK(T >= 0 && T <= limit, "T is " << T << ", expected a value in [0, " << limit << "]");
   TILEMOE_CHECK(E >= 1 && E <= limits::kMaxExperts,
-                "E is " << E << ", expected 1 to " << limits::kMaxExperts);
+                "E is " << E << ", expected a value in [1, " << limits::kMaxExperts << "]");
 }
 
 // For calls that take T and E from the logits.

@@ -23,25 +23,26 @@ void check_groups(Args& args, int64_t K, int64_t E) {
   int64_t& n_group = args.n_group;
   int64_t& topk_group = args.topk_group;
   TILEMOE_CHECK(n_group >= 0 && n_group <= kMaxGroups,
-                "n_group is " << n_group << ", expected 0 to " << kMaxGroups);
+                "n_group is " << n_group << ", expected a value in [0, " << kMaxGroups << "]");
   if (n_group <= 1) {
     TILEMOE_CHECK(topk_group == 0 || topk_group == 1,
-                  "topk_group is " << topk_group << ", expected 0 or 1: there is one group");
+                  "topk_group is " << topk_group << ", expected 0 or 1 without groups");
     n_group = topk_group = 1;
     return;
   }
   TILEMOE_CHECK(E % n_group == 0, "n_group is " << n_group << ", expected a divisor of E = " << E);
   const int64_t size = E / n_group;
-  TILEMOE_CHECK(topk_group >= 1 && topk_group <= n_group,
-                "topk_group is " << topk_group << ", expected 1 to n_group = " << n_group);
+  TILEMOE_CHECK(
+      topk_group >= 1 && topk_group <= n_group,
+      "topk_group is " << topk_group << ", expected a value in [1, n_group = " << n_group << "]");
   TILEMOE_CHECK(K <= topk_group * size, "K is " << K << ", expected at most " << topk_group * size
                                                 << ", the experts of " << topk_group << " groups");
   switch (args.group_score) {
     case TILEMOE_GROUP_MAX: break;
     case TILEMOE_GROUP_TOP2_SUM:
       TILEMOE_CHECK(ranks_by_sigmoid(args.scoring),
-                    "group_score is 0 (sum of the two best), expected 1 (the best): a sum of "
-                    "two logits is no score");
+                    "group_score is 0 (sum of the two best), which requires a sigmoid scoring; "
+                    "use 1 (the best)");
       TILEMOE_CHECK(size >= 2, "n_group is " << n_group << " of E = " << E
                                              << " experts, but a sum of the two best requires "
                                                 "groups of at least 2");
@@ -59,7 +60,7 @@ void check_rule(Args& args, int64_t K, int64_t E) {
   check_groups(args, K, E);
   check_factor(args.routed_scaling_factor);
   if (!ranks_by_sigmoid(args.scoring))
-    check_absent("selection_bias", args.selection_bias, "only the sigmoid scorings have it");
+    check_absent("selection_bias", args.selection_bias, "it requires a sigmoid scoring");
   else if (present(args.selection_bias))
     check_vector("selection_bias", args.selection_bias, E, kFloat32);
 }
@@ -97,7 +98,7 @@ void top_k(const tilemoe_top_k_args* given) {
   check_logits(args.logits, args.device);
   const Backend& backend = backend_for(args.device);
   const int64_t T = args.logits.shape[0], E = args.logits.shape[1], K = args.K;
-  TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected 1 to E = " << E);
+  TILEMOE_CHECK(K >= 1 && K <= E, "K is " << K << ", expected a value in [1, E = " << E << "]");
   check_rule(args, K, E);
   check_choice(args, T, E, K);
   MemoryUse memory;
@@ -155,9 +156,9 @@ void check_decode(const tilemoe_routing_spec& spec, int64_t d) {
   TILEMOE_CHECK(d >= limits::kWidthMultiple && d % limits::kWidthMultiple == 0,
                 "d is " << d << ", expected a multiple of " << limits::kWidthMultiple);
   const auto check_max = [](const char* name, int64_t value, int64_t limit) {
-    TILEMOE_CHECK_SUPPORTED(value <= limit,
-                            name << " is " << value << ", route_tokens takes at most " << limit
-                                 << ": past it, call top_k and route_top_k with the logits");
+    TILEMOE_CHECK_SUPPORTED(value <= limit, name << " is " << value
+                                                 << ", route_tokens takes at most " << limit
+                                                 << "; use top_k and route_top_k for more");
   };
   check_max("T", spec.T, TILEMOE_ROUTE_TOKENS_MOST_T);
   check_max("E", spec.E, TILEMOE_ROUTE_TOKENS_MOST_E);
@@ -229,8 +230,8 @@ void route_rounded(tilemoe_routing* routing, const tilemoe_route_rounded_args* g
     check_vector("seed", args.seed, 1, kInt64);
     check_vector("step", args.step, 1, kInt64);
   } else {
-    check_absent("seed", args.seed, "only stochastic rounding has it");
-    check_absent("step", args.step, "only stochastic rounding has it");
+    check_absent("seed", args.seed, "it requires stochastic rounding");
+    check_absent("step", args.step, "it requires stochastic rounding");
   }
   if (present(args.expert_counts))
     check_vector("expert_counts", args.expert_counts, spec.E, kInt32);

@@ -73,7 +73,7 @@ tilemoe_routing lay_out(const tilemoe_routing_spec& spec, char* base, size_t* en
 
 void check_kind(tilemoe_routing_kind kind) {
   TILEMOE_CHECK(kind >= TILEMOE_ROUTING_TOP_K && kind <= TILEMOE_ROUTING_GROUPED,
-                "routing kind is " << static_cast<int>(kind) << ", expected 0 to 3");
+                "routing kind is " << static_cast<int>(kind) << ", expected a value in [0, 3]");
 }
 
 }  // namespace
@@ -93,34 +93,35 @@ tilemoe_routing_spec complete(const tilemoe_routing_spec* given) {
                 "device is " << static_cast<int>(spec.device) << ", expected cpu (0) or cuda (1)");
   check_kind(spec.kind);
   const int64_t limit = max_rows(spec.device);
-  TILEMOE_CHECK(spec.T >= 0 && spec.T <= limit, "T is " << spec.T << ", expected 0 to " << limit);
+  TILEMOE_CHECK(spec.T >= 0 && spec.T <= limit,
+                "T is " << spec.T << ", expected a value in [0, " << limit << "]");
   TILEMOE_CHECK(spec.E >= 1 && spec.E <= kMaxExperts,
-                "E is " << spec.E << ", expected 1 to " << kMaxExperts);
+                "E is " << spec.E << ", expected a value in [1, " << kMaxExperts << "]");
   TILEMOE_CHECK(spec.pairs >= 0, "pairs is " << spec.pairs << ", expected at least 0");
   TILEMOE_CHECK(spec.capacity >= 0 && spec.capacity <= limit,
-                "capacity is " << spec.capacity << ", expected 0 to " << limit);
+                "capacity is " << spec.capacity << ", expected a value in [0, " << limit << "]");
   const bool chooses = spec.kind == TILEMOE_ROUTING_TOP_K || spec.kind == TILEMOE_ROUTING_ROUNDED;
   if (chooses) {
     TILEMOE_CHECK(spec.K >= 1 && spec.K <= spec.E,
-                  "K is " << spec.K << ", expected 1 to E = " << spec.E);
+                  "K is " << spec.K << ", expected a value in [1, E = " << spec.E << "]");
     TILEMOE_CHECK(checked_product(spec.T, spec.K, "T * K") <= limit,
                   "T * K is " << spec.T << " * " << spec.K << ", expected at most " << limit);
   }
   if (spec.kind == TILEMOE_ROUTING_ROUNDED) {
     TILEMOE_CHECK(spec.m >= 1 && spec.m <= kMaxMultiple,
-                  "m is " << spec.m << ", expected 1 to " << kMaxMultiple);
-    TILEMOE_CHECK(spec.rounding >= TILEMOE_ROUND_NEAREST && spec.rounding <= TILEMOE_ROUND_BALANCED,
-                  "rounding is " << static_cast<int>(spec.rounding) << ", expected 0 to 4");
+                  "m is " << spec.m << ", expected a value in [1, " << kMaxMultiple << "]");
+    TILEMOE_CHECK(
+        spec.rounding >= TILEMOE_ROUND_NEAREST && spec.rounding <= TILEMOE_ROUND_BALANCED,
+        "rounding is " << static_cast<int>(spec.rounding) << ", expected a value in [0, 4]");
     TILEMOE_CHECK(
         spec.round_tokens == 0 || (spec.round_tokens > 0 && spec.T % spec.round_tokens == 0),
         "round_tokens is " << spec.round_tokens << ", expected 0 or a divisor of T = " << spec.T);
   } else {
-    TILEMOE_CHECK(spec.round_tokens == 0, "round_tokens is " << spec.round_tokens
-                                                             << ", expected 0: only token rounding "
-                                                                "has it");
+    TILEMOE_CHECK(spec.round_tokens == 0,
+                  "round_tokens is " << spec.round_tokens << ", expected 0 without token rounding");
   }
   if (grouped(spec))
-    TILEMOE_CHECK(spec.T == 0, "T is " << spec.T << ", expected 0: grouped rows have no tokens");
+    TILEMOE_CHECK(spec.T == 0, "T is " << spec.T << ", expected 0 with grouped routing");
 
   if (spec.capacity == 0) spec.capacity = row_bound(spec);
   if (spec.kind == TILEMOE_ROUTING_TOP_K) spec.pairs = spec.T * spec.K;
@@ -140,8 +141,9 @@ size_t routing_bytes(const tilemoe_routing_spec& spec) {
 tilemoe_routing bind_routing(const tilemoe_routing_spec& spec, void* memory, size_t bytes) {
   const size_t needed = routing_bytes(spec);
   TILEMOE_CHECK(memory != nullptr, "the routing's memory is null, expected " << needed << " bytes");
-  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(memory) % kAlignment == 0,
-                "the routing's memory " << memory << " is not on " << kAlignment << " bytes");
+  TILEMOE_CHECK(
+      reinterpret_cast<uintptr_t>(memory) % kAlignment == 0,
+      "the routing's memory " << memory << " is not aligned to " << kAlignment << " bytes");
   TILEMOE_CHECK(bytes >= needed,
                 "the routing's memory has " << bytes << " bytes, expected at least " << needed);
   return lay_out(spec, static_cast<char*>(memory));
@@ -185,11 +187,10 @@ tilemoe_routing read_routing(const tilemoe_routing* given) {
                 "the routing's offsets are at " << routing.offsets
                                                 << ": it did not come from tilemoe_routing_bind");
   const tilemoe_routing bound = lay_out(spec, reinterpret_cast<char*>(routing.offsets));
-  TILEMOE_CHECK(
-      routing.counters == bound.counters && routing.row_score == bound.row_score &&
-          routing.row_token == bound.row_token && routing.pair_row == bound.pair_row &&
-          routing.token_offsets == bound.token_offsets,
-      "the routing's arrays do not lie where tilemoe_routing_bind puts them for its spec");
+  TILEMOE_CHECK(routing.counters == bound.counters && routing.row_score == bound.row_score &&
+                    routing.row_token == bound.row_token && routing.pair_row == bound.pair_row &&
+                    routing.token_offsets == bound.token_offsets,
+                "the routing's arrays are not those of tilemoe_routing_bind for its spec");
   return routing;
 }
 

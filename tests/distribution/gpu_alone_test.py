@@ -103,7 +103,7 @@ def needed(file):
 def check_c_interface(library):
     tilemoe = ctypes.CDLL(library)
     tilemoe.tilemoe_last_error.restype = ctypes.c_char_p
-    refused = b"no CPU backend (TILEMOE_CPU=OFF)"
+    refused = b"without the CPU backend (TILEMOE_CPU=OFF)"
     assert tilemoe.tilemoe_device_available(CPU) == 0
     assert refused in tilemoe.tilemoe_last_error()
     assert tilemoe.tilemoe_num_threads() == 0

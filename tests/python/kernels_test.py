@@ -116,7 +116,7 @@ class Kernels(unittest.TestCase):
         self.file.write_text("kept\n")
         json = ["--json", self.file]
         for words, status, part in (
-                (["nothing", *json], 2, "no layer is called nothing; the layers are 7b-n256,"),
+                (["nothing", *json], 2, "unknown layer nothing, expected one of 7b-n256,"),
                 (["--repeat", "0", *json], 2, "--repeat"),
                 (["--repeat", "many"], 2, "many"),
                 (["--tokens", "0"], 2, "--tokens"),
@@ -126,8 +126,8 @@ class Kernels(unittest.TestCase):
                 (["--routing", "--lora-rank", "8"], 2, "--routing excludes --lora-rank"),
                 (["cpu-t512", "--lora-rank", "12"], 1, "rank_1 is 12, expected a multiple of 8"),
                 (["--dance"], 2, "--dance"),
-                (["--gemm", *json], 1, "--gemm needs a GPU: "),
-                (["--configurations", *json], 1, "--configurations needs a GPU: "),
+                (["--gemm", *json], 1, "--gemm requires a GPU: "),
+                (["--configurations", *json], 1, "--configurations requires a GPU: "),
                 (["cpu-t512", "--json", "/nowhere/out"], 1, "cannot write /nowhere/out")):
             done = self.run_program(*words)
             self.assertEqual(done.returncode, status, (words, done.stderr))
@@ -135,7 +135,7 @@ class Kernels(unittest.TestCase):
             self.assertIn(part, done.stderr)
         done = self.run_program("7b-n256", *json, limit="ulimit -v 1000000;")
         self.assertEqual(done.returncode, 1, done.stderr)
-        self.assertRegex(done.stderr, r"7b-n256 needs [\d.]+ GiB of memory")
+        self.assertRegex(done.stderr, r"7b-n256 requires [\d.]+ GiB of memory")
         self.assertEqual(self.file.read_text(), "kept\n")
 
     def test_help_and_list(self):

@@ -146,14 +146,14 @@ class Plot(unittest.TestCase):
 
     def test_says_what_is_wrong_with_the_log(self):
         self.assertIn("line 2: not JSON", self.error('{"event":"start"}\nloss 1\n'))
-        self.assertIn("line 1: no object", self.error("[1]\n"))
+        self.assertIn("line 1: not an object", self.error("[1]\n"))
         self.assertIn("no steps", self.error('{"event":"start"}\n'))
         step = json.loads(log_lines(1)[1])
         for field, values in {"step": [None, "1", [], True, 10**400],
                               "loss": ["2", [1], {}, 10**400, float("nan")],
                               "expert_load": [1, [1], [[]], [["1"]], [[1, 2], [1]], {"a": 1}]}.items():
             for value in values:
-                self.assertIn(f'line 1: "{field}" is no', self.error(json.dumps({**step, field: value}) + "\n"))
+                self.assertIn(f'line 1: "{field}" is not', self.error(json.dumps({**step, field: value}) + "\n"))
         self.assertIn("line 1: not JSON", self.error("[" * 100_000 + "\n"))
         changed = {**step, "expert_load": [[1, 2]]}
         self.assertIn("change from line to line",

@@ -82,7 +82,7 @@ def test_weights_off_16_bytes_are_refused(cls):
         memory = torch.empty(p.numel() + 4, dtype=p.dtype, device="cuda")
         p.data = memory[4:].view(p.shape).copy_(p.data)
         assert p.data_ptr() % 16 == 8
-    refused(ValueError, "is not on 16 bytes", run, module, *data())
+    refused(ValueError, "is not aligned to 16 bytes", run, module, *data())
 
 
 def test_a_model_trains_and_generates():

@@ -168,7 +168,7 @@ TEST_F(Checkpoint, OtherFilesAreNoCheckpoints) {
                            "model.safetensors", "step-00000001.safetensors.bak"})
     write_file(run_.path() / name, "mine");
   EXPECT_TRUE(list_checkpoints(run_.path()).empty());
-  EXPECT_TRUE(contains(error_of([&] { find_checkpoint(run_.path()); }), "no checkpoint in"));
+  EXPECT_TRUE(contains(error_of([&] { find_checkpoint(run_.path()); }), "no checkpoint found in"));
   EXPECT_TRUE(contains(error_of([&] { find_checkpoint(folder_ / "none"); }), "no checkpoint"));
   save(1, 1, 1);
   EXPECT_EQ(names_in(run_.path()).size(), 6U);
@@ -266,8 +266,8 @@ TEST_F(Checkpoint, AStepThatIsNotTheNamesIsRefused) {
     write_file(path, with_hash(changed));
     return load_error(path);
   };
-  EXPECT_TRUE(contains(with_step("39"), "of step 39, not of step 20"));
-  EXPECT_TRUE(contains(with_step("-5"), "no \"step\""));
+  EXPECT_TRUE(contains(with_step("39"), "its state has step 39, expected step 20"));
+  EXPECT_TRUE(contains(with_step("-5"), "no integer \"step\""));
   // Under a name of the user's own any step may be.
   const auto mine = run_.path() / "best.safetensors";
   write_file(mine, whole);
@@ -282,12 +282,13 @@ TEST_F(Checkpoint, StatesThatMeanNothingAreRefused) {
   };
   write_file(path, file_of("{" + metadata_of(R"({"step":3})") + "}"));
   EXPECT_EQ(read_checkpoint(path).step, 3);
-  EXPECT_TRUE(contains(error_with(""), "its state is no JSON"));
-  EXPECT_TRUE(contains(error_with("[1]"), "its state is no JSON object"));
-  EXPECT_TRUE(contains(error_with(R"({"step":1,"step":2})"), "its state names 'step' twice"));
+  EXPECT_TRUE(contains(error_with(""), "its state is not JSON"));
+  EXPECT_TRUE(contains(error_with("[1]"), "its state is not a JSON object"));
+  EXPECT_TRUE(contains(error_with(R"({"step":1,"step":2})"), "its state has 'step' twice"));
   for (const char* step : {"-1", "1.0", "\"1\"", "null", "18446744073709551615", "1e3"})
-    EXPECT_TRUE(contains(error_with(R"({"step":)" + std::string(step) + "}"), "no \"step\""));
-  EXPECT_TRUE(contains(error_with("{}"), "no \"step\""));
+    EXPECT_TRUE(
+        contains(error_with(R"({"step":)" + std::string(step) + "}"), "no integer \"step\""));
+  EXPECT_TRUE(contains(error_with("{}"), "no integer \"step\""));
 }
 
 // Values nested so deep that walking over them takes more stack than a thread has.
@@ -338,10 +339,10 @@ TEST_F(Checkpoint, AnotherModelIsRefused) {
   };
   auto tensors = model.tensors();
   tensors[0].shape = {3, 2};
-  EXPECT_TRUE(contains(error(tensors), "tensor 'w' has shape (2, 3), this model's is (3, 2)"));
+  EXPECT_TRUE(contains(error(tensors), "tensor 'w' has shape (2, 3), expected (3, 2)"));
   tensors = model.tensors();
   tensors.pop_back();
-  EXPECT_TRUE(contains(error(tensors), "'optimizer.m.w' is not one of this model"));
+  EXPECT_TRUE(contains(error(tensors), "'optimizer.m.w' is not a tensor of this model"));
   tensors = model.tensors();
   float extra[1] = {7};
   tensors.push_back({"c", {1}, extra});
@@ -359,8 +360,9 @@ TEST_F(Checkpoint, ForeignFilesAndVersionsAreRefused) {
     write_file(path, changed);
     return load_error(path);
   };
-  EXPECT_TRUE(contains(with("tilemoe-checkpoint", "pt________________"), "no checkpoint of"));
-  EXPECT_TRUE(contains(with(R"("format_version":"2")", R"("format_version":"1")"), "version '1'"));
+  EXPECT_TRUE(contains(with("tilemoe-checkpoint", "pt________________"), "not a checkpoint of"));
+  EXPECT_TRUE(contains(with(R"("format_version":"2")", R"("format_version":"1")"),
+                       "the version of the checkpoint format is '1', expected '2'"));
   EXPECT_TRUE(contains(with("file_sha256", "FILE_sha256"), "damaged"));
   EXPECT_TRUE(contains(with(R"("dtype":"F32")", R"("dtype":"I32")"), "damaged"));
   write_file(path, with_hash(whole).replace(whole.find("F32"), 3, "I32"));

@@ -68,8 +68,8 @@ TEST(JsonLog, LeavesOtherFilesAlone) {
   TempFolder folder;
   const auto path = folder / "notes.txt";
   write_file(path, "my notes\n");
-  EXPECT_TRUE(contains(error_of([&] { JsonLog::create(path); }), "is no training log"));
-  EXPECT_TRUE(contains(error_of([&] { JsonLog::resume(path, 1); }), "is no training log"));
+  EXPECT_TRUE(contains(error_of([&] { JsonLog::create(path); }), "is not a training log"));
+  EXPECT_TRUE(contains(error_of([&] { JsonLog::resume(path, 1); }), "is not a training log"));
   EXPECT_EQ(read_file(path), "my notes\n");
   write_file(path, kStart + std::string(kFirst));
   JsonLog::create(path).write({{"event", "start"}});

@@ -58,7 +58,7 @@ TEST(MemoryNeed, MoreThanThereIsIsRefusedWithBothNumbers) {
   config.experts = 65536, config.width = config.expert_width = 4096;  // 13 TB of W1 and W2 a layer
   config.layers = 1000;
   const std::string error = error_of([&] { require_memory(config, {8, 512}); });
-  EXPECT_TRUE(contains(error, "the model needs "));
+  EXPECT_TRUE(contains(error, "the model requires "));
   EXPECT_TRUE(contains(error, "gradients 13195"));
   EXPECT_TRUE(contains(error, " GB are free"));
 }

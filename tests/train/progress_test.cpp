@@ -73,16 +73,16 @@ TEST(Progress, WritesPlainLinesToAFile) {
     Progress progress({.first = 0, .total = 50}, file);
     for (int64_t step = 1; step <= 50; ++step)
       progress.update({.step = step, .loss = 1, .tokens_per_second = 10});
-    progress.note("validation text 2.0 bits a byte");
+    progress.note("validation 2.0 bits per byte");
   }
   std::fclose(file);
   const std::string text = read_file(folder / "out");
   EXPECT_EQ(text.find('\r'), text.npos);
   EXPECT_EQ(text.find('\x1b'), text.npos);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 4) << text;  // first, time, last, note
-  EXPECT_TRUE(contains(text, "for the 44 steps left and the evaluation\n"));
+  EXPECT_TRUE(contains(text, "left: 44 steps and the evaluation\n"));
   EXPECT_TRUE(contains(text, "step 50/50"));
-  EXPECT_TRUE(text.ends_with("validation text 2.0 bits a byte\n"));
+  EXPECT_TRUE(text.ends_with("validation 2.0 bits per byte\n"));
 }
 
 // The output for a terminal of `columns`.

@@ -66,7 +66,7 @@ TEST_F(Run, ReplacesNoCheckpointByOneThatIsNotFinite) {
   config_.schedule.steps = 20;
   config_.optimizer.learning_rate = 1e39;  // to infinity in one step
   options_.save_every = 1;
-  EXPECT_TRUE(contains(error_of([&] { resume(); }), "step 7 is not saved"));
+  EXPECT_TRUE(contains(error_of([&] { resume(); }), "step 7 was not saved"));
   ASSERT_EQ(list_checkpoints(run_).size(), 1U);
   EXPECT_EQ(read_file(newest.path), before);
 }
@@ -76,7 +76,7 @@ TEST_F(Run, LeavesTheTextAlone) {
   write_file(text, "{\"event\": a text that begins like a log\n");
   corpus_.names = {(folder_ / "./text.txt").string()};
   options_.log = text.string();
-  EXPECT_TRUE(contains(error_of([&] { train(); }), "is the text"));
+  EXPECT_TRUE(contains(error_of([&] { train(); }), "is a file of --text"));
   EXPECT_EQ(read_file(text), "{\"event\": a text that begins like a log\n");
 }
 
@@ -90,7 +90,7 @@ TEST_F(Run, RefusesAFolderWithLaterCheckpointsOfOthers) {
     std::filesystem::copy_file(file.path, other / file.path.filename());
   options_.out.clear();
   options_.resume = other / checkpoints.back().path.filename();  // the older one
-  EXPECT_TRUE(contains(error_of([&] { train(); }), "not known as this run's"));
+  EXPECT_TRUE(contains(error_of([&] { train(); }), "does not belong to this run"));
   options_.resume = other;
   train();
   EXPECT_EQ(list_checkpoints(other).size(), 2U);

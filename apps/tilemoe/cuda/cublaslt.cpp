@@ -43,7 +43,7 @@ struct Lt {
     for (const std::string& path : {name, "/usr/local/cuda/lib64/" + name})
       if (!library) library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library)
-      throw std::runtime_error("dense GEMMs on a GPU come from " + name +
+      throw std::runtime_error("dense GEMMs on a GPU require " + name +
                                ", which is neither on the library path nor in /usr/local/cuda");
     const auto find = [&](auto& function, const char* symbol) {
       function =
@@ -81,7 +81,7 @@ cudaDataType_t type_of(DType dtype) {
     case DType::kInt32:
     case DType::kInt64: break;
   }
-  throw std::runtime_error("a dense GEMM takes floating types");
+  throw std::runtime_error("a dense GEMM requires floating types");
 }
 
 // A row-major (rows, columns) matrix, whose rows are cuBLASLt's columns; or its transpose.

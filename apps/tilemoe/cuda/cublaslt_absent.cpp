@@ -8,7 +8,7 @@ namespace {
 
 [[noreturn]] void absent() {
   throw std::runtime_error(
-      "this program was built without cublasLt.h: dense GEMMs on a GPU come from cuBLASLt");
+      "this program was built without cublasLt.h, which dense GEMMs on a GPU require");
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace tilemoe::app {
 namespace {
 
 [[noreturn]] void refuse() {
-  throw std::runtime_error("this build has no CUDA backend: use the CPU backend");
+  throw std::runtime_error(
+      "TileMoE was built without CUDA; install the CUDA wheel or rebuild with TILEMOE_CUDA=ON");
 }
 
 // The compiler where cmake/Cuda.cmake looks for it; empty if it is not found.
@@ -35,10 +36,9 @@ bool has_driver() {
 
 std::string what_the_build_lacks() {
   const std::string nvcc = find_nvcc();
-  return "for a GPU, configure the build with -DTILEMOE_CUDA=ON, which needs nvcc of NVIDIA's CUDA "
-         "toolkit (" +
+  return "the CUDA build requires nvcc (" +
          (nvcc.empty() ? "not found on PATH or in /usr/local/cuda/bin" : "found: " + nvcc) +
-         "), and run it with NVIDIA's driver, 580 or newer, 525 for CUDA 12 (" +
+         ") and, to run, an NVIDIA driver >= 580, or >= 525 for CUDA 12 (" +
          (has_driver() ? "found" : "not found: libcuda.so.1 cannot be loaded") + ")";
 }
 

@@ -73,7 +73,7 @@ std::string hash_field(const std::string& digits) {
 const std::string& field(const fs::path& path, const SafetensorsHeader& header, const char* key) {
   const auto at = header.metadata.find(key);
   if (at == header.metadata.end())
-    refuse(path, std::string("damaged: its metadata have no '") + key + "'");
+    refuse(path, std::string("damaged: its metadata has no '") + key + "'");
   return at->second;
 }
 
@@ -101,7 +101,7 @@ int64_t step_in(const fs::path& path, const Json& state) {
   const auto step = state.find("step");
   if (step == state.end() || !step->is_number_unsigned() ||
       step->get<uint64_t>() > uint64_t{INT64_MAX})
-    refuse(path, "its state has no \"step\" that is a number");
+    refuse(path, "its state has no integer \"step\"");
   return step->get<int64_t>();
 }
 
@@ -110,11 +110,11 @@ CheckpointSummary checked_summary(const fs::path& path, const File& file,
   const auto& metadata = header.metadata;
   const auto format = metadata.find("format");
   if (format == metadata.end() || format->second != kFormat)
-    refuse(path, "a safetensors file, but no checkpoint of `tilemoe train`");
+    refuse(path, "a safetensors file, but not a checkpoint of `tilemoe train`");
   const std::string& version = field(path, header, "format_version");
   if (version != kFormatVersion)
-    refuse(path, "written in version '" + version +
-                     "' of the checkpoint format; this program reads version " + kFormatVersion);
+    refuse(path, "the version of the checkpoint format is '" + version + "', expected '" +
+                     kFormatVersion + "'");
   require_intact(path, file, header);
 
   CheckpointSummary summary;
@@ -123,11 +123,11 @@ CheckpointSummary checked_summary(const fs::path& path, const File& file,
   } catch (const std::runtime_error& error) {
     refuse(path, std::string("its state ") + error.what());
   }
-  if (!summary.state.is_object()) refuse(path, "its state is no JSON object");
+  if (!summary.state.is_object()) refuse(path, "its state is not a JSON object");
   summary.step = step_in(path, summary.state);
   if (const auto named = step_of(path); named && *named != summary.step)
-    refuse(path, "its state is of step " + std::to_string(summary.step) + ", not of step " +
-                     std::to_string(*named) + " as its name says");
+    refuse(path, "its state has step " + std::to_string(summary.step) + ", expected step " +
+                     std::to_string(*named) + " of its file name");
   for (const TensorInfo& tensor : header.tensors)
     if (!tensor.name.starts_with(kOptimizerPrefix))
       summary.weights += static_cast<int64_t>((tensor.end - tensor.begin) / sizeof(float));
@@ -142,13 +142,13 @@ void require_tensors(const fs::path& path, const SafetensorsHeader& header,
     const auto at = wanted.find(found.name);
     if (at == wanted.end()) {
       if (!ignored_prefix.empty() && found.name.starts_with(ignored_prefix)) continue;
-      refuse(path, "tensor '" + found.name + "' is not one of this model");
+      refuse(path, "tensor '" + found.name + "' is not a tensor of this model");
     }
     if (found.dtype != "F32")
       refuse(path, "tensor '" + found.name + "' has type " + found.dtype + ", expected F32");
     if (found.shape != at->second->shape)
       refuse(path, "tensor '" + found.name + "' has shape " + shape_text(found.shape) +
-                       ", this model's is " + shape_text(at->second->shape));
+                       ", expected " + shape_text(at->second->shape));
     wanted.erase(at);
   }
   if (!wanted.empty())
@@ -166,7 +166,7 @@ void with_way_out(const fs::path& path, Read&& read) {
     for (const CheckpointFile& other : list_checkpoints(path.parent_path())) {
       if (!step || other.step >= *step) continue;
       throw std::runtime_error(std::string(error.what()) +
-                               "; the checkpoint before it can be tried with --resume " +
+                               "; try the previous checkpoint with --resume " +
                                other.path.string());
     }
     throw;
@@ -199,17 +199,17 @@ std::vector<CheckpointFile> list_checkpoints(const fs::path& folder) {
 }
 
 fs::path find_checkpoint(const fs::path& path) {
-  if (!fs::exists(path)) throw std::runtime_error("there is no checkpoint " + path.string());
+  if (!fs::exists(path)) throw std::runtime_error("no checkpoint found at " + path.string());
   if (!fs::is_directory(path)) return path;
   const auto files = list_checkpoints(path);
-  if (files.empty()) throw std::runtime_error("there is no checkpoint in " + path.string());
+  if (files.empty()) throw std::runtime_error("no checkpoint found in " + path.string());
   return files.front().path;
 }
 
 fs::path save_checkpoint(RunFolder& folder, int64_t step, const std::vector<TensorRef>& tensors,
                          const Json& state, int64_t keep) {
   if (step < 0 || keep < 1)
-    throw std::invalid_argument("a checkpoint needs a step >= 0, and one to keep");
+    throw std::invalid_argument("a checkpoint requires step >= 0 and keep >= 1");
   std::vector<TensorView> views;
   for (const TensorRef& tensor : tensors)
     views.push_back({tensor.name, "F32", tensor.shape, tensor.data});

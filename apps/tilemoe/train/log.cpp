@@ -19,12 +19,12 @@ namespace fs = std::filesystem;
 int64_t step_of_line(std::string_view line) {
   constexpr int kDeepest = 16;  // options in "start" may become deeper than they are today
   const nlohmann::json json = parse_json(line, kDeepest);
-  if (!json.is_object()) throw std::runtime_error("is no JSON object");
+  if (!json.is_object()) throw std::runtime_error("is not a JSON object");
   const auto event = json.find("event");
   if (event == json.end() || !event->is_string()) throw std::runtime_error("has no \"event\"");
   const auto step = json.find("step");
   if (step == json.end()) return -1;
-  if (!step->is_number_unsigned()) throw std::runtime_error("has a \"step\" that is no number");
+  if (!step->is_number_unsigned()) throw std::runtime_error("has a \"step\" that is not a number");
   return step->get<int64_t>();
 }
 
@@ -42,8 +42,8 @@ size_t part_until(const fs::path& path, std::string_view log, int64_t step) {
       if (end + 1 == log.size()) break;
       throw std::runtime_error(path.string() + " line " + std::to_string(number) + " " +
                                error.what() +
-                               ", so nothing after it is touched: mend or remove the line, or name "
-                               "another file with --log");
+                               "; nothing after it was changed: repair or remove the line, or "
+                               "choose another file with --log");
     }
     begin = end + 1;
   }
@@ -57,7 +57,7 @@ std::string read_log(const fs::path& path) {
   file.read_at(0, text.data(), text.size());
   if (!text.empty() && !text.starts_with(R"({"event":)"))
     throw std::runtime_error(path.string() +
-                             " exists and is no training log: name another file with --log");
+                             " exists and is not a training log; choose another file with --log");
   return text;
 }
 

@@ -55,11 +55,11 @@ void require_memory(const ModelConfig& config, Sequences capacity) {
   if (config.trained)
     parts +=
         ", gradients " + gigabytes(need.gradients) + ", optimizer " + gigabytes(need.optimizer);
-  throw std::runtime_error("the model needs " + gigabytes(need.total()) + " of memory (" + parts +
-                           ", activations " + gigabytes(need.activations) + ") and " +
-                           gigabytes(*available) + " are free: " +
-                           (config.trained ? "make the model or --batch smaller"
-                                           : "close other programs, or take a smaller model"));
+  throw std::runtime_error("the model requires " + gigabytes(need.total()) + " of memory (" +
+                           parts + ", activations " + gigabytes(need.activations) + "), but " +
+                           gigabytes(*available) + " are free; " +
+                           (config.trained ? "reduce the model or --batch"
+                                           : "close other programs or use a smaller model"));
 }
 
 }  // namespace tilemoe::train

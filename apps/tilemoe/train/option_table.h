@@ -42,7 +42,7 @@ class OptionTable {
     };
     entry.older = older;
     entry.older_option =
-        command_.add_option_function<Value>("--" + older, read, "The older name of --" + name)
+        command_.add_option_function<Value>("--" + older, read, "Older name of --" + name)
             ->group("")
             ->excludes(entry.option);
   }
@@ -80,8 +80,8 @@ class OptionTable {
       try {
         entry.write(values.at(entry.name));
       } catch (const std::exception&) {
-        throw std::runtime_error("the saved value of --" + entry.name + " is " +
-                                 values.at(entry.name).dump());
+        throw std::runtime_error("the saved value of --" + entry.name +
+                                 " is invalid: " + values.at(entry.name).dump());
       }
     }
   }

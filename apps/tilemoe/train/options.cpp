@@ -75,7 +75,7 @@ Value named(const char* option, const std::string& name, const Names<Value>& tab
     if (name == entry) return value;
     known += (known.empty() ? "" : ", ") + entry;
   }
-  throw app::WrongUsage("--" + std::string(option) + " is " + name + ", expected one of " + known);
+  throw app::WrongUsage("--" + std::string(option) + " must be one of " + known + ", got " + name);
 }
 
 // Small enough that the product of three sizes does not overflow.
@@ -83,20 +83,20 @@ constexpr int64_t kLargestSize = int64_t{1} << 20;
 constexpr int64_t kLargestCount = int64_t{1} << 40;
 
 void require_size(const char* option, int64_t value) {
-  require(value >= 1 && value <= kLargestSize, "--", option, " is ", value, ", expected 1 to ",
-          kLargestSize);
+  require(value >= 1 && value <= kLargestSize, "--", option, " must be in [1, ", kLargestSize,
+          "], got ", value);
 }
 void require_count(const char* option, int64_t value) {
-  require(value >= 1 && value <= kLargestCount, "--", option, " is ", value, ", expected 1 to ",
-          kLargestCount);
+  require(value >= 1 && value <= kLargestCount, "--", option, " must be in [1, ", kLargestCount,
+          "], got ", value);
 }
 void require_multiple(const char* option, int64_t value, int64_t of) {
-  require(value >= of && value <= kLargestSize && value % of == 0, "--", option, " is ", value,
-          ", expected a positive multiple of ", of);
+  require(value >= of && value <= kLargestSize && value % of == 0, "--", option,
+          " must be a positive multiple of ", of, ", got ", value);
 }
 void require_number(const char* option, double value, double min, double max) {
-  require(value >= min && value <= max, "--", option, " is ", value, ", expected ", min, " to ",
-          max);
+  require(value >= min && value <= max, "--", option, " must be in [", min, ", ", max, "], got ",
+          value);
 }
 
 }  // namespace
@@ -106,54 +106,54 @@ void ModelOptions::add_to(OptionTable& table) {
   const auto add = [&](const char* name, auto& value, const std::string& help) {
     return table.add(name, value, help)->group(group);
   };
-  add("text", text, "Files to learn; without it the dictionary of the package dict-gcide");
-  add("validation-bytes", validation_bytes,
-      "Bytes at the end of the text that are kept for validation");
+  add("text", text, "Text files to train on (default: the dictionary of the package dict-gcide)");
+  add("validation-bytes", validation_bytes, "Bytes of the text that are kept for validation");
   table.add_older_name("validation-bytes", "held-bytes", validation_bytes);
 
   group = "Model";
-  add("layers", layers, "Residual blocks");
+  add("layers", layers, "Number of residual blocks");
   add("width", width, "Width of a token, d");
-  add("embedded-bytes", embedded_bytes, "Bytes that make a token: its own and those before it");
-  add("experts", experts, "Experts in a layer, E");
-  add("top-k", top_k, "Experts a token goes to, K");
+  add("embedded-bytes", embedded_bytes,
+      "Bytes in the embedding of a token: its own and the previous ones");
+  add("experts", experts, "Experts per layer, E");
+  add("top-k", top_k, "Experts per token, K");
   add("expert-width", expert_width, "Width inside an expert, n");
   add("activation", activation, "Activation of the experts")
       ->transform(as_on_the_command_line())
       ->check(CLI::IsMember(names_of(activation_names())));
-  add("heads", heads, "Heads of the attention");
-  add("head-width", head_width, "Width of a head");
-  add("taps", taps, "Tokens that the convolution sees");
-  add("dense", dense, "For comparison: a feed-forward of width K * n in the experts' place");
-  add("experts-off", experts_off, "For comparison: nothing in the experts' place");
+  add("heads", heads, "Attention heads");
+  add("head-width", head_width, "Width of an attention head");
+  add("taps", taps, "Taps of the convolution");
+  add("dense", dense, "For comparison: replace the experts by a dense feed-forward of width K * n");
+  add("experts-off", experts_off, "For comparison: leave the experts out");
 
   group = "Routing";
   std::vector<std::string> routings = names_of(kRoundings);
   routings.insert(routings.begin(), kTopK);
-  add("routing", routing, "top-k, or how token rounding rounds an expert's rows, in training")
+  add("routing", routing, "Routing in training: top-k, or token rounding with this rule")
       ->check(CLI::IsMember(routings));
-  add("scoring", scoring, "Scores of top-K; the sigmoids have a selection bias moved by the load")
+  add("scoring", scoring, "Scoring of top-K; sigmoid scorings adapt a selection bias to the load")
       ->transform(as_on_the_command_line())
       ->check(CLI::IsMember(names_of(kScorings)));
-  add("m", m, "Token rounding: rows of an expert are a multiple of it");
-  add("bias-rate", bias_rate, "What a step moves a selection bias by");
-  add("balance-loss", balance_loss, "Coefficient of the router's balance loss");
-  add("z-loss", z_loss, "Coefficient of the router's z-loss");
+  add("m", m, "Token rounding: rows per expert are a multiple of m");
+  add("bias-rate", bias_rate, "Selection-bias update per step");
+  add("balance-loss", balance_loss, "Coefficient of the load-balancing loss");
+  add("z-loss", z_loss, "Coefficient of the router z-loss");
 
   group = "Training";
-  add("steps", steps, "Steps of the whole training");
-  add("batch", batch, "Sequences in a step");
-  add("length", length, "Bytes in a sequence");
-  add("lr", learning_rate, "Highest learning rate");
-  add("head-lr", head_learning_rate, "Highest learning rate of the output head");
+  add("steps", steps, "Number of training steps");
+  add("batch", batch, "Sequences per step");
+  add("length", length, "Bytes per sequence");
+  add("lr", learning_rate, "Peak learning rate");
+  add("head-lr", head_learning_rate, "Peak learning rate of the output head");
   add("warm-up", warm_up,
-      "Steps in which the learning rate rises; without it at most a tenth of --steps");
-  add("final-lr", final_rate, "Fraction of the highest learning rate that the cosine ends at");
-  add("beta1", beta1, "AdamW's decay of the mean gradient");
-  add("beta2", beta2, "AdamW's decay of the mean squared gradient");
-  add("weight-decay", weight_decay, "Decay of the matrices");
-  add("clip", clip, "Largest norm of the gradient; 0 for any");
-  add("seed", seed, "Decides the first weights and the order of the text");
+      "Warm-up steps of the learning rate; unless given, at most a tenth of --steps");
+  add("final-lr", final_rate, "Final learning rate as a fraction of the peak");
+  add("beta1", beta1, "AdamW beta1: decay of the mean gradient");
+  add("beta2", beta2, "AdamW beta2: decay of the mean squared gradient");
+  add("weight-decay", weight_decay, "Weight decay of the matrices");
+  add("clip", clip, "Maximum gradient norm (0 = no clipping)");
+  add("seed", seed, "Random seed of the weights and of the order of the text");
 }
 
 void ModelOptions::settle(const OptionTable& table) {
@@ -166,15 +166,14 @@ bool may_change(const std::string& option) {
 }
 
 TrainerConfig ModelOptions::checked() const {
-  for (const std::string& name : text)
-    require(is_utf8(name), "--text has a name that is not UTF-8, as the checkpoints are");
+  for (const std::string& name : text) require(is_utf8(name), "--text must be file names in UTF-8");
   require_count("validation-bytes", validation_bytes);
   require_size("layers", layers);
   require_multiple("width", width, kRowMultiple);
   require_size("embedded-bytes", embedded_bytes);
   require_size("experts", experts);
-  require(top_k >= 1 && top_k <= experts, "--top-k is ", top_k, ", expected 1 to the ", experts,
-          " of --experts");
+  require(top_k >= 1 && top_k <= experts, "--top-k must be in [1, ", experts,
+          "], the number of --experts, got ", top_k);
   require_multiple("expert-width", expert_width, 8);
   require_size("heads", heads);
   require_multiple("head-width", head_width, kRowMultiple);
@@ -182,8 +181,8 @@ TrainerConfig ModelOptions::checked() const {
   require(!dense || !experts_off, "--dense and --experts-off exclude each other");
 
   const bool rounded = routing != kTopK;
-  require(!rounded || scoring == ModelOptions().scoring, "--scoring is ", scoring,
-          ", but token rounding has scores of its own: leave one of the two out");
+  require(!rounded || scoring == ModelOptions().scoring, "--scoring requires --routing top-k, got ",
+          "--routing ", routing);
   require_size("m", m);
   require_number("bias-rate", bias_rate, 0, 1);
   require_number("balance-loss", balance_loss, 0, 1e3);
@@ -192,18 +191,18 @@ TrainerConfig ModelOptions::checked() const {
   require_count("steps", steps);
   require_size("batch", batch);
   require_size("length", length);
-  require(batch * length <= kLargestSize, "--batch times --length is ", batch * length,
-          ", expected at most ", kLargestSize);
+  require(batch * length <= kLargestSize, "--batch times --length must be <= ", kLargestSize,
+          ", got ", batch * length);
   require_number("lr", learning_rate, 0, 1e3);
   require_number("head-lr", head_learning_rate, 0, 1e3);
-  require(warm_up >= 0 && warm_up <= steps, "--warm-up is ", warm_up, ", expected 0 to the ", steps,
-          " of --steps");
+  require(warm_up >= 0 && warm_up <= steps, "--warm-up must be in [0, ", steps,
+          "], the number of --steps, got ", warm_up);
   require_number("final-lr", final_rate, 0, 1);
-  require(beta1 >= 0 && beta1 < 1, "--beta1 is ", beta1, ", expected at least 0 and less than 1");
-  require(beta2 >= 0 && beta2 < 1, "--beta2 is ", beta2, ", expected at least 0 and less than 1");
+  require(beta1 >= 0 && beta1 < 1, "--beta1 must be in [0, 1), got ", beta1);
+  require(beta2 >= 0 && beta2 < 1, "--beta2 must be in [0, 1), got ", beta2);
   require_number("weight-decay", weight_decay, 0, 1e3);
   require_number("clip", clip, 0, 1e9);
-  require(seed >= 0, "--seed is ", seed, ", expected at least 0");
+  require(seed >= 0, "--seed must be >= 0, got ", seed);
 
   TrainerConfig config;
   ModelConfig& model = config.model;
@@ -240,21 +239,21 @@ void RunOptions::add_to(CLI::App& command, OptionTable& kept) {
   const auto add_kept = [&](const char* name, auto& value, const char* help) {
     return kept.add(name, value, help)->group("Run");
   };
-  add("--out", out, "Folder of the run; runs/1, runs/2, ... without it");
+  add("--out", out, "Folder of the run (default: runs/1, runs/2, ...)");
   add("--resume", resume,
-      "Continues from a checkpoint, or from the newest one of a folder: there, or in --out");
-  add_kept("save-every", save_every, "Steps between two checkpoints");
-  add_kept("keep", keep, "Checkpoints of the run that are kept");
-  add_kept("eval-every", evaluate_every, "Steps between two evaluations; 0 for one at the end");
-  add_kept("log", log, "File of the log; log.jsonl in the run's folder without it");
+      "Resume from a checkpoint, or from the newest one of a folder; in place, or in --out");
+  add_kept("save-every", save_every, "Steps between checkpoints");
+  add_kept("keep", keep, "Number of checkpoints to keep");
+  add_kept("eval-every", evaluate_every, "Steps between evaluations (0 = only at the end)");
+  add_kept("log", log, "Log file (default: log.jsonl in the folder of the run)");
 }
 
 void RunOptions::check() const {
   require_count("save-every", save_every);
   require_count("keep", keep);
-  require(evaluate_every >= 0 && evaluate_every <= kLargestCount, "--eval-every is ",
-          evaluate_every, ", expected 0 to ", kLargestCount);
-  require(is_utf8(log), "--log is not UTF-8, as the run's notes are");
+  require(evaluate_every >= 0 && evaluate_every <= kLargestCount, "--eval-every must be in [0, ",
+          kLargestCount, "], got ", evaluate_every);
+  require(is_utf8(log), "--log must be a file name in UTF-8");
 }
 
 }  // namespace tilemoe::train

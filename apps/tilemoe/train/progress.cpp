@@ -67,7 +67,7 @@ void Progress::note_duration(int64_t step) {
   if (measured < kMeasured && seconds < kLongEnough) return;
   after_first_step_.reset();
   const double a_step = seconds / static_cast<double>(measured);
-  note(format("about %s for the %lld steps left and the evaluation",
+  note(format("about %s left: %lld steps and the evaluation",
               short_duration(a_step * (static_cast<double>(left) + course_.evaluations)).c_str(),
               static_cast<long long>(left)));
 }

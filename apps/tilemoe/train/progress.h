@@ -48,7 +48,7 @@ class Progress {
   void update(const StepReport& report);
   // The same of an evaluation of which the part `done` is behind; it begins with 0.
   void evaluating(double done);
-  // A line of its own, e.g. "step 600: validation text 1.84 bits a byte".
+  // A line of its own, e.g. "step 600: validation 1.8400 bits per byte".
   void note(const std::string& line) { line_.note(line); }
 
  private:

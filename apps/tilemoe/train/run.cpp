@@ -43,8 +43,8 @@ fs::path folder_of(const RunOptions& options) {
   if (options.out.empty()) return first_free_folder();
   if (!list_checkpoints(options.out).empty())
     throw std::runtime_error(options.out.string() +
-                             " holds the checkpoints of a run: continue with --resume " +
-                             options.out.string() + ", or choose another --out");
+                             " already contains a run; resume it with --resume " +
+                             options.out.string() + " or choose another --out");
   return options.out;
 }
 
@@ -92,10 +92,10 @@ TrainingRun::TrainingRun(const TrainerConfig& config, const RunOptions& options,
 void TrainingRun::require_free_folder() const {
   for (const CheckpointFile& other : list_checkpoints(folder_.path()))
     if (other.step > trainer_.steps_done() && !folder_.owns(other.path.filename().string()))
-      throw std::runtime_error("cannot continue in " + folder_.path().string() + ": " +
+      throw std::runtime_error("cannot resume in " + folder_.path().string() + ": " +
                                other.path.string() +
-                               " is a later checkpoint and not known as this run's; continue in a "
-                               "folder of its own with --out");
+                               " is a later checkpoint that does not belong to this run; choose "
+                               "another folder with --out");
 }
 
 JsonLog TrainingRun::open_log() {
@@ -103,7 +103,8 @@ JsonLog TrainingRun::open_log() {
       options_.log.empty() ? folder_.path() / "log.jsonl" : fs::path(options_.log);
   for (const std::string& text : trainer_.corpus().names)
     if (fs::exists(path) && fs::equivalent(path, text))
-      throw std::runtime_error("--log " + path.string() + " is the text: name another file");
+      throw std::runtime_error("--log " + path.string() +
+                               " is a file of --text; choose another file");
   return options_.resume.empty() ? begin_log(path) : resume_log(path);
 }
 
@@ -158,8 +159,9 @@ void TrainingRun::step(Progress& progress) {
   log_.write(line);
   progress.update({result.step, result.loss, tokens_per_second});
   if (!result.taken)
-    throw std::runtime_error("the loss or the gradient of step " + std::to_string(result.step) +
-                             " is not a finite number, so it was not taken: try a smaller --lr");
+    throw std::runtime_error("step " + std::to_string(result.step) +
+                             ": the loss or the gradient is not finite, and the step was not "
+                             "taken; try a smaller --lr");
   evaluated_ = saved_ = false;
 }
 
@@ -173,7 +175,7 @@ void TrainingRun::evaluate(Progress& progress) {
               {"step", trainer_.steps_done()},
               {"loss", result.loss},
               {"bits_per_byte", result.bits_per_byte()}});
-  progress.note(format("step %lld: validation text %.4f bits a byte",
+  progress.note(format("step %lld: validation %.4f bits per byte",
                        static_cast<long long>(trainer_.steps_done()), result.bits_per_byte()));
   evaluated_ = true;
 }
@@ -185,8 +187,8 @@ void TrainingRun::save(Progress& progress) {
   for (const TensorRef& tensor : tensors)
     if (!all_finite(tensor))
       throw std::runtime_error("step " + std::to_string(trainer_.steps_done()) +
-                               " is not saved: '" + tensor.name +
-                               "' has become infinite or not a number. Try a smaller --lr");
+                               " was not saved: '" + tensor.name +
+                               "' is not finite; try a smaller --lr");
   log_.sync();
   const fs::path path = save_checkpoint(folder_, trainer_.steps_done(), tensors,
                                         trainer_.state(record_.options), options_.keep);
@@ -232,12 +234,12 @@ int TrainingRun::train() {
               {"step", trainer_.steps_done()},
               {"reason", signal != 0 ? "stopped" : "done"}});
   if (signal != 0) {
-    std::printf("stopped; continue with: tilemoe train --resume %s\n", folder_.path().c_str());
+    std::printf("stopped; resume with: tilemoe train --resume %s\n", folder_.path().c_str());
     return signal;
   }
   std::printf("done in %s\n", short_duration(seconds_since(start)).c_str());
   if (was_done)
-    std::printf("all %lld steps had been done; --steps with a larger number extends the run\n",
+    std::printf("all %lld steps were already done; --steps with a larger number extends the run\n",
                 static_cast<long long>(trainer_.steps_done()));
   print_sample();
   return 0;
@@ -245,7 +247,7 @@ int TrainingRun::train() {
 
 void TrainingRun::print_sample() {
   const SamplingConfig config{.bytes = 200, .prompt = {}, .temperature = 0.7, .seed = 0};
-  std::printf("\nA sample of its text; `tilemoe generate %s` writes more:\n%s\n",
+  std::printf("\nSample of the model's text; `tilemoe generate %s` writes more:\n%s\n",
               folder_.path().c_str(), printable(sample(trainer_.model(), config)).c_str());
 }
 

@@ -39,8 +39,8 @@ WrittenDown read(const fs::path& folder) {
     return {json.at("options"), json.at("checkpoints").get<std::set<std::string>>()};
   } catch (const std::exception& error) {
     throw std::runtime_error(path.string() + " is damaged (" + error.what() +
-                             "); without it a run continues with the default options, and leaves "
-                             "the existing checkpoints alone");
+                             "); if it is removed, the run continues with the default options "
+                             "and keeps the existing checkpoints");
   }
 }
 
@@ -57,7 +57,7 @@ RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {
   std::error_code error;
   fs::create_directories(path_, error);
   if (error)
-    throw std::runtime_error("cannot make the folder " + path_.string() + ": " + error.message());
+    throw std::runtime_error("cannot create the folder " + path_.string() + ": " + error.message());
   // The lock is on the folder itself, so it leaves no file behind and ends with the process. Some
   // network file systems have none: there the user takes care.
   lock_ = std::make_unique<File>(path_, O_RDONLY | O_DIRECTORY, "open the folder");

@@ -80,13 +80,13 @@ class HeaderReader {
     if (length > kLongestHeader)
       refuse("not a safetensors file (its header would be " + std::to_string(length) + " bytes)");
     if (length > file_bytes_ - kLengthBytes)
-      refuse("truncated: the header should be " + std::to_string(length) + " bytes, the file has " +
+      refuse("truncated: expected a header of " + std::to_string(length) + " bytes, the file has " +
              std::to_string(file_bytes_));
     std::string text(static_cast<size_t>(length), '\0');
     file_.read_at(kLengthBytes, text.data(), text.size());
     header_.data_begin = kLengthBytes + length;
     if (text.empty() || text.front() != '{')
-      refuse("not a safetensors file (its header is no JSON)");
+      refuse("not a safetensors file (its header is not JSON)");
     return parse(text);
   }
 
@@ -100,9 +100,9 @@ class HeaderReader {
   }
 
   void read_metadata(const Json& value) {
-    if (!value.is_object()) refuse("__metadata__ is no object");
+    if (!value.is_object()) refuse("__metadata__ is not an object");
     for (const auto& [key, text] : value.items()) {
-      if (!text.is_string()) refuse("__metadata__ '" + key + "' is no string");
+      if (!text.is_string()) refuse("__metadata__ '" + key + "' is not a string");
       header_.metadata[key] = text.get<std::string>();
     }
   }
@@ -111,24 +111,24 @@ class HeaderReader {
     const std::string tensor = "tensor '" + name + "'";
     if (!value.is_object() || value.size() != 3 || !value.contains("dtype") ||
         !value.contains("shape") || !value.contains("data_offsets"))
-      refuse(tensor + " does not have just dtype, shape and data_offsets");
+      refuse(tensor + " must have dtype, shape and data_offsets, and nothing else");
     TensorInfo info;
     info.name = name;
-    if (!value["dtype"].is_string()) refuse(tensor + ": dtype is no string");
+    if (!value["dtype"].is_string()) refuse(tensor + ": dtype is not a string");
     info.dtype = value["dtype"].get<std::string>();
-    if (!value["shape"].is_array()) refuse(tensor + ": shape is no list");
+    if (!value["shape"].is_array()) refuse(tensor + ": shape is not a list");
     for (const Json& extent : value["shape"])
       info.shape.push_back(static_cast<int64_t>(read_size(extent, tensor + ": shape")));
     const Json& offsets = value["data_offsets"];
     if (!offsets.is_array() || offsets.size() != 2)
-      refuse(tensor + ": data_offsets is no list of two");
+      refuse(tensor + ": data_offsets is not a list of two integers");
     info.begin = read_size(offsets[0], tensor + ": data_offsets");
     info.end = read_size(offsets[1], tensor + ": data_offsets");
 
     const auto bytes = checked_bytes(info.dtype, info.shape);
     if (!bytes) refuse(tensor + ": unknown type '" + info.dtype + "' or a shape that overflows");
     if (info.end < info.begin || info.end - info.begin != *bytes)
-      refuse(tensor + ": its shape takes " + std::to_string(*bytes) +
+      refuse(tensor + ": its shape has " + std::to_string(*bytes) +
              " bytes, its data_offsets are [" + std::to_string(info.begin) + ", " +
              std::to_string(info.end) + "]");
     header_.tensors.push_back(std::move(info));
@@ -138,7 +138,7 @@ class HeaderReader {
   uint64_t read_size(const Json& value, const std::string& what) const {
     constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
     if (!value.is_number_unsigned() || value.get<uint64_t>() > kMax)
-      refuse(what + " has " + value.dump() + ", which is no size");
+      refuse(what + " has " + value.dump() + ", expected an integer in [0, 2^63)");
     return value.get<uint64_t>();
   }
 
@@ -152,15 +152,15 @@ class HeaderReader {
     for (TensorInfo& tensor : tensors) {
       if (tensor.begin != covered)
         refuse("tensor '" + tensor.name + "' begins at byte " + std::to_string(tensor.begin) +
-               " of the data, the one before it ends at " + std::to_string(covered));
+               " of the data, expected byte " + std::to_string(covered));
       covered = tensor.end;
       tensor.begin += header_.data_begin;
       tensor.end += header_.data_begin;
     }
     const uint64_t data_bytes = file_bytes_ - header_.data_begin;
     if (data_bytes < covered)
-      refuse("truncated: the header names " + std::to_string(covered) +
-             " bytes of data, the file has " + std::to_string(data_bytes));
+      refuse("truncated: expected " + std::to_string(covered) + " bytes of data, the file has " +
+             std::to_string(data_bytes));
     if (data_bytes > covered)
       refuse(std::to_string(data_bytes - covered) + " bytes follow the last tensor");
   }

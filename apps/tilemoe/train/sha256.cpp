@@ -9,7 +9,7 @@ namespace tilemoe::train {
 namespace {
 
 void require(bool done) {
-  if (!done) throw std::runtime_error("SHA-256: libcrypto refused the computation");
+  if (!done) throw std::runtime_error("SHA-256: libcrypto returned an error");
 }
 
 }  // namespace

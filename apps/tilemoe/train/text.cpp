@@ -34,7 +34,7 @@ struct Text {
 // Appends the file to `bytes`, decompressed if it is compressed.
 void append_file(const fs::path& path, std::vector<uint8_t>& bytes) {
   if (fs::is_directory(path))
-    throw std::runtime_error("cannot read " + path.string() + ": it is a folder; name its files");
+    throw std::runtime_error("cannot read " + path.string() + ": it is a folder; list its files");
   File file(path, O_RDONLY, "read");
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> stream(gzdopen(::dup(file.descriptor()), "rb"),
                                                           gzclose);
@@ -115,7 +115,7 @@ Corpus split(Text text, int64_t validation_bytes) {
     }
   }
   if (validation >= total)
-    throw std::runtime_error("the text is too small: no document is left to train on");
+    throw std::runtime_error("the text is too small: no document remains for training");
 
   corpus.validation.reserve(static_cast<size_t>(validation));
   size_t kept = 0;
@@ -178,7 +178,7 @@ std::vector<size_t> entry_offsets(const fs::path& path, size_t text_bytes) {
     }
     if (offset < 0 || length < 0 || static_cast<size_t>(offset + length) > text_bytes)
       throw std::runtime_error(path.string() + " line " + std::to_string(line_number) +
-                               ": not an entry of the dictionary next to it");
+                               ": expected an entry of the dictionary next to it");
     offsets.push_back(static_cast<size_t>(offset));
   }
   std::sort(offsets.begin(), offsets.end());
@@ -217,10 +217,8 @@ Corpus read_dictionary(const DictionaryFiles& files, int64_t validation_bytes) {
 void require_dictionary(const DictionaryFiles& files) {
   if (fs::exists(files.text) && fs::exists(files.index)) return;
   throw std::runtime_error(
-      "the default text, the English dictionary of the package dict-gcide, is not on this "
-      "machine: install it with `sudo apt-get install -y dict-gcide`, or name files of your own "
-      "with "
-      "--text");
+      "the default text, the dictionary of the package dict-gcide, is not installed; install it "
+      "with `sudo apt-get install -y dict-gcide` or choose files with --text");
 }
 
 Corpus load_corpus(const std::vector<fs::path>& files, int64_t validation_bytes) {

@@ -23,17 +23,16 @@ void require_same_text(const std::filesystem::path& checkpoint, const nlohmann::
   const auto refuse = [&](const std::string& why) {
     throw std::runtime_error("cannot resume from " + checkpoint.string() + ": " + why);
   };
-  if (!saved.is_object()) refuse("its state does not name a text");
+  if (!saved.is_object()) refuse("its state has no text");
   const auto of = [](const nlohmann::json& text, const char* key) {
     return text.value(key, nlohmann::json()).dump();
   };
   if (of(saved, "sha256") != of(now, "sha256"))
-    refuse("it was trained on a text with SHA-256 " + of(saved, "sha256") + ", but this text has " +
-           of(now, "sha256"));
+    refuse("expected a text with SHA-256 " + of(saved, "sha256") + ", got " + of(now, "sha256"));
   for (const auto& [key, value] : now.items()) {
     const bool is_older = key == "validation_bytes" && !saved.contains(key);
     if (of(saved, is_older ? "held_bytes" : key.c_str()) != value.dump())
-      refuse("the text is the same, but other files or other documents of it are validation text");
+      refuse("the text is the same, but it is split differently into training and validation");
   }
 }
 
@@ -43,8 +42,7 @@ int64_t sequences_in(const std::filesystem::path& checkpoint, const nlohmann::js
                                        ? data->value("sequences", nlohmann::json())
                                        : nlohmann::json();
   if (!sequences.is_number_unsigned() || sequences.get<uint64_t>() > uint64_t{INT64_MAX} / 2)
-    throw std::runtime_error(checkpoint.string() +
-                             ": its state does not say how many sequences were seen");
+    throw std::runtime_error(checkpoint.string() + ": its state has no number of sequences");
   return sequences.get<int64_t>();
 }
 

@@ -39,8 +39,9 @@ int count_devices() {
 
 const DeviceInfo& known_device(int index) {
   static OncePerDevice<DeviceInfo> devices;
-  TILEMOE_CHECK_SUPPORTED(index < kMaxDevices,
-                          "device " << index << ", the library knows " << kMaxDevices);
+  TILEMOE_CHECK_SUPPORTED(index < kMaxDevices, "the device index is "
+                                                   << index << ", expected a value in [0, "
+                                                   << kMaxDevices << ")");
   return devices.get(index, [&] {
     DeviceInfo device = read(index);
     require_any_kernel(device);
@@ -54,8 +55,8 @@ const DeviceInfo& known_device(int index) {
 void require_any_kernel(const DeviceInfo& device) {
   TILEMOE_CHECK_SUPPORTED(device.major >= 8, device.name << " has compute capability "
                                                          << device.capability()
-                                                         << ", the CUDA backend needs 8.0 or newer "
-                                                            "(A100): use the CPU backend");
+                                                         << ", expected 8.0 or newer (A100); use "
+                                                            "the CPU backend");
 }
 
 const DeviceInfo& current_device() {
@@ -70,7 +71,7 @@ const DeviceInfo& current_device() {
 const DeviceInfo& device_at(int index) {
   const int count = count_devices();
   TILEMOE_CHECK(index >= 0 && index < count,
-                "there is no GPU cuda:" << index << ", CUDA counts " << count);
+                "no GPU cuda:" << index << " found, CUDA reports " << count << " GPUs");
   return known_device(index);
 }
 
@@ -91,11 +92,11 @@ bool has_code(std::string_view cuda_archs, const DeviceInfo& device) {
 }
 
 void require_code(std::string_view cuda_archs, const DeviceInfo& device) {
-  TILEMOE_CHECK_SUPPORTED(has_code(cuda_archs, device),
-                          device.name
-                              << " has compute capability " << device.capability()
-                              << ", this build has code for " << cuda_archs
-                              << ": build with another TILEMOE_CUDA_ARCHS, or use the CPU backend");
+  TILEMOE_CHECK_SUPPORTED(
+      has_code(cuda_archs, device),
+      device.name << " has compute capability " << device.capability()
+                  << ", this build has code for " << cuda_archs
+                  << "; rebuild with another TILEMOE_CUDA_ARCHS or use the CPU backend");
 }
 
 std::string why_no_device(cudaError_t found, int driver) {
@@ -104,17 +105,16 @@ std::string why_no_device(cudaError_t found, int driver) {
   constexpr int kNeededDriver = kMajor == 13 ? 580 : kMajor == 12 ? 525 : 0;
   std::ostringstream text;
   if (found == cudaErrorInsufficientDriver && driver == 0) {
-    text << "no CUDA device here, since no NVIDIA driver is installed: install one, or use the CPU "
-            "backend";
+    text << "no NVIDIA driver found; install one or use the CPU backend";
   } else if (found == cudaErrorInsufficientDriver) {
-    text << "the NVIDIA driver here supports CUDA " << driver / 1000 << "." << driver % 1000 / 10
-         << ", and this build needs CUDA " << kMajor;
+    text << "the NVIDIA driver supports CUDA " << driver / 1000 << "." << driver % 1000 / 10
+         << ", this build requires CUDA " << kMajor;
     if (kNeededDriver > 0) text << " (driver " << kNeededDriver << " or newer)";
-    text << ": update the driver, or use the CPU backend";
+    text << "; update the driver or use the CPU backend";
   } else if (found == cudaErrorNoDevice || found == cudaSuccess) {
-    text << "no CUDA device here: no NVIDIA GPU is to be seen; use the CPU backend";
+    text << "no NVIDIA GPU found; use the CPU backend";
   } else {
-    text << "no CUDA device here (" << describe_error(found) << "): use the CPU backend";
+    text << "no CUDA device found (" << describe_error(found) << "); use the CPU backend";
   }
   return text.str();
 }
@@ -133,7 +133,7 @@ int requested_shared_kib() {
   const char* const end = text + std::strlen(text);
   const auto read = std::from_chars(text, end, kib);
   TILEMOE_CHECK(read.ec == std::errc() && read.ptr == end && kib >= 99 && kib <= 227,
-                "TILEMOE_SHARED_KIB is '" << text << "', expected a number of KiB from 99 to 227");
+                "TILEMOE_SHARED_KIB is '" << text << "', expected KiB in [99, 227]");
   return kib;
 }
 

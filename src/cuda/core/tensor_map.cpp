@@ -16,9 +16,9 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
     cudaDriverEntryPointQueryResult result{};
     TILEMOE_CHECK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
                                                         cudaEnableDefault, &result),
-                       "looking for cuTensorMapEncodeTiled");
+                       "cudaGetDriverEntryPointByVersion for cuTensorMapEncodeTiled");
     TILEMOE_CHECK_SUPPORTED(result == cudaDriverEntryPointSuccess && found != nullptr,
-                            "this driver has no tensor maps: CUDA 12.0 or newer is needed");
+                            "the driver does not support tensor maps, expected CUDA 12.0 or newer");
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
   }();
   return function;
@@ -28,8 +28,8 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
 // none, for example the thread of autograd, if TileMoE is its first work.
 void make_context_current() {
   int device = 0;
-  TILEMOE_CHECK_CUDA(cudaGetDevice(&device), "asking for the device");
-  TILEMOE_CHECK_CUDA(cudaSetDevice(device), "making a context current");
+  TILEMOE_CHECK_CUDA(cudaGetDevice(&device), "cudaGetDevice");
+  TILEMOE_CHECK_CUDA(cudaSetDevice(device), "cudaSetDevice");
 }
 
 CUtensorMapDataType map_type(tilemoe_dtype dtype) {
@@ -63,7 +63,7 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
     result = try_to_encode();
   }
   TILEMOE_CHECK_AS(Status::kDeviceError, result == CUDA_SUCCESS,
-                   "cuTensorMapEncodeTiled refused a tensor of size (..., "
+                   "cuTensorMapEncodeTiled failed for a tensor of size (..., "
                        << size[2] << ", " << size[1] << ", " << size[0] << "), strides "
                        << stride_bytes[1] << " and " << stride_bytes[0] << " bytes, box (..., "
                        << box[2] << ", " << box[1] << ", " << box[0] << "): error "

@@ -15,7 +15,7 @@ constexpr int64_t kRowsPerGemm = 512;
 void multiply(char a_form, char b_form, int64_t m, int64_t n, int64_t k, const float* a,
               int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   if (dnnl_sgemm(a_form, b_form, m, n, k, 1.f, a, lda, b, ldb, beta, c, ldc) != dnnl_success)
-    throw std::runtime_error("oneDNN refused a GEMM");
+    throw std::runtime_error("a GEMM of oneDNN failed");
 }
 
 float beta_of(Write write) {
