@@ -56,7 +56,7 @@ END
 build_wheel() {
   require build
   say "building the wheel"
-  export CC=${CC:-cc} CXX=${CXX:-c++}  # as CMake has them elsewhere, so that ccache knows the files
+  export CC=${CC:-cc} CXX=${CXX:-c++}  # as in other builds, so that ccache finds the files
   rm -rf "$dist"/{here,bundled,unpacked,*.whl}
   .venv-torch/bin/python -m pip wheel -q --no-deps -w "$dist/here" \
     --config-settings=build-dir=build/wheel \

@@ -28,15 +28,15 @@ struct Limit {
 
 std::vector<Limit> limit_table() {
   const auto range = [](int64_t min, int64_t max) {
-    return std::to_string(min) + " to " + std::to_string(max);
+    return "[" + std::to_string(min) + ", " + std::to_string(max) + "]";
   };
   return {
-      {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + ", " +
+      {"d, n", "multiples of " + std::to_string(limits::kWidthMultiple) + " in " +
                    range(limits::kWidthMultiple, limits::kMaxWidth)},
       {"T, pairs, rows (cpu)", range(0, limits::kMaxRows)},
       {"T, pairs, rows (cuda)", range(0, limits::kMaxRowsCuda)},
       {"E", range(1, limits::kMaxExperts)},
-      {"K", "1 to E"},
+      {"K", "[1, E]"},
       {"m (rounding)", range(1, limits::kMaxMultiple)},
       {"bytes of a tensor", range(0, limits::kMaxTensorBytes)},
       {"pointers, strides", "multiples of " + std::to_string(limits::kAlignment) + " bytes"},

@@ -262,10 +262,10 @@ Pool* pool() noexcept {
   return started;
 }
 
-// A child of fork() has the thread that called it and no other: its parent's workers are not there
-// to be joined, and a mutex that one of the other threads held stays held. So a child leaves all
-// that where it lies, and starts a pool of as many threads when it first computes. Its parent's is
-// kept in sight of leak checkers.
+// A child of fork() has only the thread that called it: the workers of its parent cannot be joined,
+// and a mutex that another thread held stays held. So a child abandons the pool, and starts one of
+// the same size at its first computation. The pointer keeps the parent's pool reachable for leak
+// checkers.
 [[maybe_unused]] Pool* parents_pool = nullptr;
 void leave_parents_pool() {
   new (&pool_mutex) std::mutex;
