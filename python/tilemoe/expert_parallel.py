@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from . import MoE as _MoE  # noqa: F401  first: loads the package's modules in their order
 from . import _calls, _library
 from ._quantized import Weight
 from ._signatures import Reader

@@ -13,6 +13,7 @@ selecting them are PEFT's. Neither the sum of a weight and its adapter nor the g
 weight is computed.
 """
 
+from . import MoE as _MoE  # noqa: F401  first: loads the package's modules in their order
 from .integrations.peft import register
 
 __all__ = ["register"]

@@ -15,14 +15,14 @@ import tilemoe.jax
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     (file.name, block, printed)
-    for file in (ROOT / "README.md", ROOT / "docs" / "interface.md")
+    for file in (ROOT / "README.md", ROOT / "docs" / "cpp.md")
     for block, printed in re.findall(r"```python\n(.*?)```\n(?:```\n(.*?)```)?", file.read_text(), re.DOTALL)
     if "tilemoe.jax" in block
 ]
 
 
 def test_the_pages_have_their_blocks():
-    assert [page for page, *_ in BLOCKS] == ["README.md", "interface.md"]
+    assert [page for page, *_ in BLOCKS] == ["README.md", "cpp.md"]
 
 
 @pytest.mark.parametrize("page, block, printed", BLOCKS, ids=[page for page, *_ in BLOCKS])

@@ -137,6 +137,16 @@ def test_imports_torch_when_it_is_used():
     assert last_line(f"{without}; tilemoe.none").startswith("AttributeError: module 'tilemoe'")
 
 
+@pytest.mark.parametrize("name", ["expert_parallel", "peft", "state_dict", "torchtitan", "transformers"])
+def test_a_public_module_is_imported_before_torch(name):
+    """In a new process; a module that is loaded in the middle of another one lacks names."""
+    package = {"peft": "peft", "torchtitan": "torchtitan", "transformers": "transformers"}.get(name)
+    if package is not None:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    program = f"import sys, tilemoe.{name}; print('torch' in sys.modules)"
+    assert succeeds(program) == "True"
+
+
 def test_what_needs_no_torch():
     assert succeeds(WHAT_NEEDS_NONE) == "[0, 2, 0, 1, 1, 0, 0, 0, 1, 1] []"
     program = f"{WITHOUT_TORCH}; sys.argv = ['options']; from tilemoe import _options_table as t; t.main()"

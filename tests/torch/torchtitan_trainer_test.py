@@ -1,5 +1,5 @@
-"""The command of docs/torchtitan.md, as the page has it: torchtitan's trainer with TileMoE's experts
-and with its own, from the same seed, on this CPU (torchtitan_on_cpu.py) and without a network.
+"""The command of docs/distributed.md, unchanged: torchtitan's trainer with TileMoE's experts and
+with its own, from the same seed, on this CPU (torchtitan_on_cpu.py) and without a network.
 
 torchtitan's config names a tokenizer and a text of its repository by relative paths; the test makes
 both, in the folder that the command runs in.
@@ -38,7 +38,7 @@ LOSS_LIMIT, FIRST_NORM_LIMIT, NORM_LIMIT = 1e-3, 1e-3, 5e-3
 
 def documented():
     """The page's command."""
-    page = (ROOT / "docs" / "torchtitan.md").read_text()
+    page = (ROOT / "docs" / "distributed.md").read_text().split("\n## torchtitan\n")[1].split("\n## ")[0]
     (command,) = re.findall(r"^```sh\n(torchrun (?:.|\n)*?)\n```$", page, re.MULTILINE)
     return command
 
