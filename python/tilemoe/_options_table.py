@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 import re
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from . import options
 
@@ -27,23 +26,36 @@ FUNCTIONS = {
 
 
 def tables() -> dict[str, str]:
-    """Return each table: a row per option with its default, the functions that accept it, its text."""
+    """Return each table: a row per option with its default and text, and who accepts the options."""
     beginnings = {first: name for name, first in TABLES.items()}
-    found: dict[str, str] = {}
-    for name, field in options.FIELDS.items():
+    names: dict[str, list[str]] = {}
+    for name in options.FIELDS:
         if name in beginnings:
-            current = beginnings[name]
-            found[current] = "| option | default | accepted by | meaning |\n|---|---|---|---|\n"
-        found[current] += _row(name, field)
-    return found
+            current = names.setdefault(beginnings[name], [])
+        current.append(name)
+    return {table: _table(of_table) for table, of_table in names.items()}
 
 
-def _row(name: str, field: dataclasses.Field[Any]) -> str:
-    default = field.default if not isinstance(field.default, str) else f'"{field.default}"'
+def _table(names: list[str]) -> str:
+    takers = [_takers(name) for name in names]
+    common = max(takers, key=takers.count)
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for name, own in zip(names, takers):
+        field = options.FIELDS[name]
+        default = field.default if not isinstance(field.default, str) else f'"{field.default}"'
+        text = re.sub(r'("\w+")', r"`\1`", field.metadata["doc"])
+        text = text[0].upper() + text[1:] + f" Accepted only by {own}." * (own != common)
+        rows.append(f"| `{name}` | `{default}` | {text} |")
+    rest = "The other options are" if len({*takers}) > 1 else "All are"
+    return "\n".join([*rows, "", f"{rest} accepted by {common}."]) + "\n"
+
+
+def _takers(name: str) -> str:
     functions = [f for f, kind in FUNCTIONS.items() if name in get_type_hints(kind)]
-    takers = "all" if len(functions) == len(FUNCTIONS) else ", ".join(functions)
-    text = re.sub(r'("\w+")', r"`\1`", field.metadata["doc"])
-    return f"| `{name}` | `{default}` | {takers} | {text} |\n"
+    if len(functions) == len(FUNCTIONS):
+        return "`MoE` and all functions of the layer"
+    *first, last = ", ".join(functions).split(", ")
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def written(page: str) -> str:
