@@ -44,7 +44,7 @@ def _table(names: list[str]) -> str:
         field = options.FIELDS[name]
         default = field.default if not isinstance(field.default, str) else f'"{field.default}"'
         text = re.sub(r'("\w+")', r"`\1`", field.metadata["doc"])
-        text = text[0].upper() + text[1:] + f" Accepted only by {own}." * (own != common)
+        text += f" Accepted only by {own}." * (own != common)
         rows.append(f"| `{name}` | `{default}` | {text} |")
     rest = "The other options are" if len({*takers}) > 1 else "All are"
     return "\n".join([*rows, "", f"{rest} accepted by {common}."]) + "\n"
