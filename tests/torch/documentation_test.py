@@ -14,12 +14,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in FILES}
-PYTORCH = PAGES["docs/pytorch.md"]
+CONTINUES = "# continues the block above\n"
 # (page, block of Python, what the page says that it prints)
 BLOCKS = [
     (page, block, printed)
     for page, text in PAGES.items()
     for block, printed in re.findall(r"```python\n(.*?)```\n(?:```\n(.*?)```)?", text, re.DOTALL)
+]
+# A block that continues the one above runs after it.
+BLOCKS = [
+    (page, above[1] + block if CONTINUES in block else block, printed)
+    for above, (page, block, printed) in zip([BLOCKS[-1], *BLOCKS], BLOCKS)
 ]
 OF_TRANSFORMERS = [block for block in BLOCKS if ".from_pretrained(" in block[1]]
 # tests/jax/jax_documentation_test.py runs those of JAX.
@@ -27,11 +32,32 @@ ALONE = [block for block in BLOCKS if block not in OF_TRANSFORMERS and "tilemoe.
 
 
 def test_the_pages_have_their_blocks():
-    assert {"README.md", "docs/finetuning.md", "docs/pytorch.md"} <= {page for page, *_ in ALONE}
-    assert {"README.md", "docs/transformers.md"} <= {page for page, *_ in OF_TRANSFORMERS}
+    alone = {"README.md", "docs/quickstart.md", "docs/finetuning.md", "docs/pytorch.md"}
+    assert alone <= {page for page, *_ in ALONE}
+    assert {"README.md", "docs/pytorch.md"} <= {page for page, *_ in OF_TRANSFORMERS}
+    assert sum(CONTINUES in block for _, block, _ in OF_TRANSFORMERS) >= 1
     assert sum(bool(printed) for _, _, printed in ALONE) >= 1
-    ten_lines = PYTORCH.split("## Ten lines that work\n")[1].split("\n## ")[0]
-    assert sum(block in ten_lines for _, block, _ in ALONE) == 1
+
+
+def test_the_first_layer_is_that_of_the_readme():
+    of_readme, of_quickstart = (
+        next((block, printed) for name, block, printed in ALONE if name == page)
+        for page in ("README.md", "docs/quickstart.md")
+    )
+    assert of_readme == of_quickstart
+
+
+def test_the_quick_start_quotes_messages_of_the_package():
+    """The first cells of Troubleshooting, but those of torch and transformers."""
+    table = PAGES["docs/quickstart.md"].split("## Troubleshooting\n")[1].split("\n## ")[0]
+    messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    assert len(messages) == 10
+    folder = pathlib.Path(tilemoe.__file__).parent
+    sources = "".join(file.read_text() for file in sorted(folder.rglob("*.py")))
+    sources = re.sub(r'"\s+f?"', "", sources)  # strings of several lines
+    sources = re.sub(r"{[^{}]*}", "...", sources)
+    theirs = {'experts_implementation="tilemoe"', "torch.compiler.disable()"}
+    assert [text for text in messages if text not in theirs and text not in sources] == []
 
 
 @pytest.mark.parametrize("page, block, printed", ALONE, ids=[page for page, *_ in ALONE])
@@ -52,7 +78,7 @@ def test_a_block(page, block, printed, capsys, monkeypatch):
 def test_a_model_of_transformers(page, block, printed, monkeypatch):
     """As the page has it, but that the model is small and comes from nowhere."""
     transformers = pytest.importorskip("transformers")
-    if "from peft import" in block:
+    if "get_peft_model" in block:
         pytest.importorskip("peft", reason="peft is not installed")
 
     def small(name, **options):
@@ -87,7 +113,8 @@ def test_a_model_of_transformers(page, block, printed, monkeypatch):
 
 
 def test_every_public_name_is_documented():
-    assert [name for name in tilemoe.__all__ if name not in PYTORCH] == []
+    pages = "".join(text for page, text in PAGES.items() if page.startswith("docs/"))
+    assert [name for name in tilemoe.__all__ if not re.search(rf"\b{name}\b", pages)] == []
 
 
 def run_example(name):

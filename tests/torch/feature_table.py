@@ -1,5 +1,8 @@
-"""The tables of docs/pytorch.md that say how a kind of layer goes with each feature: their rows, the
-test of one, and layers with the inputs of each entry."""
+"""The table of docs/pytorch.md of adapters and quantised weights with each feature: its rows, the test
+of one, and layers with the inputs of each entry.
+
+Run as a script it writes the table; lora_features_test.py and quantized_features_test.py compare it.
+"""
 
 import re
 from pathlib import Path
@@ -11,7 +14,9 @@ from checks import refused
 from random_layers import E, K, T, normal
 
 PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"
-REFUSED = "refused: "  # begins what a table says of a feature that raises; the message follows
+MARKS = "<!-- features: written by tests/torch/feature_table.py -->\n", "<!-- end -->\n"
+HEADER = "| feature | adapters | quantised weights |\n|---|---|---|\n"
+REFUSED = "refused: "  # begins the entry of a feature that raises; the message follows
 
 
 def check(use, says):
@@ -22,11 +27,29 @@ def check(use, says):
         use()
 
 
-def rows_of_page(heading, column):
-    """-> {feature: what the table of this section, with this second column, says}."""
-    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-    table = section.split(f"| feature | {column} |")[1]
-    return dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE))
+def rows_of_page(column):
+    """-> {feature: the entry of this column of the table} of those that have one."""
+    before, begin, rest = PAGE.read_text().partition(MARKS[0])
+    table, end, _ = rest.partition(MARKS[1])
+    assert begin and end and table.startswith(HEADER), before[-80:]
+    names, _, *rows = [line.strip("| ").split(" | ") for line in table.replace("`", "").splitlines()]
+    at = names.index(column)
+    return {row[0]: row[at] for row in rows if row[at] != "-"}
+
+
+def without_marks(rows):
+    """-> the rows as `rows_of_page` returns them."""
+    return {feature.replace("`", ""): says.replace("`", "") for feature, says in rows.items()}
+
+
+def table(adapters, quantized):
+    """The table of both kinds of layers, from their {feature: entry}."""
+    lines = []
+    for feature in {**adapters, **quantized}:
+        entries = [kind.get(feature, "-") for kind in (adapters, quantized)]
+        entries = [re.sub(f"^({REFUSED})(.*)", r"\1`\2`", entry) for entry in entries]
+        lines.append(f"| {feature} | {' | '.join(entries)} |\n")
+    return HEADER + "".join(lines)
 
 
 def with_given_ids(tensors):
@@ -72,3 +95,14 @@ def check_walked_twice(O, leaf):
 def take_second_gradients(O, leaf):
     (gradient,) = torch.autograd.grad(O.sum(), leaf, create_graph=True)
     gradient.sum().backward()
+
+
+if __name__ == "__main__":
+    import lora_features_test
+    import quantized_features_test
+
+    begin, end = MARKS
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    written = table(lora_features_test.ROWS, quantized_features_test.ROWS)
+    PAGE.write_text(before + begin + written + end + after)

@@ -14,7 +14,8 @@ import tilemoe
 from comparison import assert_close
 from tilemoe.integrations import transformers_norm
 
-PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
+TABLES = Path(__file__).with_name("transformers_tables.md")
+PAGE = Path(__file__).parents[2] / "docs" / "pytorch.md"  # has the names of the tables
 OF_CLASSES = "classes of " + transformers.__version__.rpartition(".")[0]
 T, d, n, E, K = 29, 24, 16, 6, 3
 
@@ -52,7 +53,7 @@ def decorated_classes():
 
 
 def between(page, name):
-    """-> what is before a table of docs/transformers.md, the table, and what is after it."""
+    """-> what is before a table, the table, and what is after it."""
     start, end = f"<!-- {name}: written by tests/torch/transformers_test.py -->\n", "\n<!-- end -->"
     before, _, rest = page.partition(start)
     table, _, after = rest.partition(end)
@@ -61,9 +62,44 @@ def between(page, name):
 
 def refused_classes():
     """The classes that the table of the installed version says are refused."""
-    _, table, _ = between(PAGE.read_text(), OF_CLASSES)
-    rows = [line.split("|") for line in table.splitlines() if "| refused: " in line]
-    return {name for row in rows for name in row[4].strip().split(", ")}
+    return {name for name, outcome in classes_of_table(OF_CLASSES).items() if is_refused(outcome)}
+
+
+def is_refused(outcome):
+    return outcome.startswith("refused")
+
+
+def classes_of_table(name):
+    """-> {class: outcome} of a table of classes."""
+    _, table, _ = between(TABLES.read_text(), name)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {cls: outcome for _, _, outcome, classes in rows for cls in classes.split(", ")}
+
+
+def list_of_classes():
+    """The classes that are not refused, by the version that has them, as docs/pytorch.md lists them."""
+    older, newer = (
+        {name for name, outcome in classes_of_table(table).items() if not is_refused(outcome)}
+        for table in ("classes of 5.17", "classes of 5.24")
+    )
+    of_both, new = (", ".join(sorted(names, key=str.lower)) for names in (older & newer, newer - older))
+    assert not older - newer
+    return f"- 5.17 and 5.24: {of_both}.\n- 5.24 only: {new}."
+
+
+def list_of_activations():
+    """The activations of the table, by what is computed of them, as docs/pytorch.md lists them."""
+    _, table, _ = between(TABLES.read_text(), "activations")
+    found = {}
+    for name, *outcomes in (line.strip("| ").split(" | ") for line in table.splitlines()[2:]):
+        found.setdefault(tuple(not is_refused(outcome) for outcome in outcomes), []).append(f"`{name}`")
+    kinds = {
+        (True, True): "With a gate and without",
+        (True, False): "With a gate only",
+        (False, True): "Without a gate only",
+        (False, False): "Refused",
+    }
+    return "\n".join(f"- {title}: {', '.join(found[kind])}." for kind, title in kinds.items())
 
 
 class SmallConfig:

@@ -1,7 +1,7 @@
 """Every experts class of transformers: TileMoE computes what `eager` does, or says why not.
 
-Run as a script it writes the tables of the installed version into docs/transformers.md; the tests
-compare them.
+Run as a script it writes the tables of the installed version into transformers_tables.md and their
+names into docs/pytorch.md; the tests compare them.
 """
 
 import types
@@ -25,8 +25,9 @@ from tilemoe.integrations.transformers_norm import norm_of
 from tilemoe.integrations import transformers_forms
 from comparison import assert_close
 from transformers_support import (
-    E, OF_CLASSES, PAGE, assert_same, between, build, decorated_classes, fill, problem,
-    norm_slips, refused_classes, relative_error, run, run_eager, slips,
+    E, OF_CLASSES, PAGE, TABLES, assert_same, between, build, decorated_classes, fill,
+    list_of_activations, list_of_classes, norm_slips, problem, refused_classes, relative_error, run,
+    run_eager, slips,
 )  # fmt: skip
 
 CLASSES = decorated_classes()
@@ -114,7 +115,7 @@ def activation_table():
 
 def new_class_table():
     """A row for each class of the installed version that 5.17 lacks."""
-    _, oldest, _ = between(PAGE.read_text(), "classes of 5.17")
+    _, oldest, _ = between(TABLES.read_text(), "classes of 5.17")
     lines = ["| class | weights | activation | outcome |", "|---|---|---|---|"]
     for _, cls in sorted(CLASSES, key=lambda found: found[1].__name__.lower()):
         if cls.__name__ in oldest:
@@ -124,22 +125,29 @@ def new_class_table():
     return "\n".join(lines)
 
 
-TABLES = {OF_CLASSES: class_table, "activations": activation_table}
+WRITTEN = {OF_CLASSES: class_table, "activations": activation_table}
 NEW = OF_CLASSES.replace("classes of", "new in")
 if OF_CLASSES != "classes of 5.17":
-    TABLES[NEW] = new_class_table
+    WRITTEN[NEW] = new_class_table
+LISTS = {"classes": list_of_classes, "activations": list_of_activations}  # of docs/pytorch.md
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_the_recorded_table_still_holds(name):
-    _, committed, _ = between(PAGE.read_text(), name)
-    table = TABLES[name]()
+    _, committed, _ = between(TABLES.read_text(), name)
+    table = WRITTEN[name]()
     print(table)
     assert table == committed
 
 
+@pytest.mark.parametrize("name", LISTS)
+def test_the_page_lists_the_names_of_the_tables(name):
+    _, committed, _ = between(PAGE.read_text(), name)
+    assert committed == LISTS[name]()
+
+
 def test_the_table_has_every_kind():
-    _, table, _ = between(PAGE.read_text(), OF_CLASSES)
+    _, table, _ = between(TABLES.read_text(), OF_CLASSES)
     rows = [line for line in table.splitlines()[2:]]
     assert sum(row.count(", ") + 1 for row in (row.split("|")[4] for row in rows)) == len(CLASSES)
     assert len(CLASSES) >= 55
@@ -431,6 +439,7 @@ def test_weights_of_a_mapped_checkpoint(cls):
 
 if __name__ == "__main__":
     tilemoe.transformers.register()
-    for name, table in TABLES.items():
-        before, _, after = between(PAGE.read_text(), name)
-        PAGE.write_text(before + table() + after)
+    for file, texts in ((TABLES, WRITTEN), (PAGE, LISTS)):
+        for name, text in texts.items():
+            before, _, after = between(file.read_text(), name)
+            file.write_text(before + text() + after)
