@@ -17,7 +17,7 @@ require docs
 require_docs
 say "building the documentation"
 .venv-docs/bin/sphinx-build -q -W --keep-going --fresh-env docs build/docs/html >&2 ||
-  die "the site could not be built; the lines above say why."
+  die "the site could not be built: see the lines above."
 say "the site is build/docs/html/index.html"
 [ "${1:-}" != --serve ] ||
   exec python3 -m http.server --bind localhost --directory build/docs/html "${2:-8000}"
