@@ -12,8 +12,7 @@ time, and 18 if there is a CUDA compiler. Tests that need a GPU run only if this
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
   --all          everything that CI runs: every GPU architecture, the long tests, two versions of torch,
-                 three of jax, the address, undefined behaviour and thread sanitizers, the
-                 documentation site
+                 three of jax, the address, undefined behaviour and thread sanitizers
   -R <regex>     only the tests whose names match, for instance -R '^Layer' or -R python
   -E <regex>     without those
   PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan

@@ -121,8 +121,8 @@ def moe(
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Clip the norm of gradients, as `torch.nn.utils.clip_grad_norm_` does, for parameters on
-    several meshes: experts on one, everything else on another.
+    """Clip the norm of gradients, as torch.nn.utils.clip_grad_norm_ does, for parameters on several
+    meshes: experts on one, everything else on another.
 
     Every rank calls it. A gradient that is no DTensor counts as the same on all ranks.
 
