@@ -108,6 +108,7 @@ case $what in
 all)
   require_nvcc
   test_preset ci -DTILEMOE_ALL_TESTS=ON -- "$@"
+  scripts/docs.sh
   test_package torch --all
   test_package jax --all
   test_preset asan -- "$@"

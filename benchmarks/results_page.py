@@ -35,18 +35,18 @@ PASSES = ("forward", "backward")
 
 
 class Results:
-    """The measurements of a file by their names."""
+    """The measurements of a results file, by name."""
 
     def __init__(self, file):
         self.all = {one.name: one for one in records.read(RESULTS / f"{file}.jsonl")}
 
     def of(self, part):
-        """{rest of the name: measurement} of the names that start with `part`."""
+        """Return {rest of the name: measurement} of the names that start with `part`."""
         start = part + "/"
         return {n.removeprefix(start): one for n, one in self.all.items() if n.startswith(start)}
 
     def table_of(self, part):
-        """{layer: {peer: measurement}} of the names part/layer/peer."""
+        """Return {layer: {peer: measurement}} of the names part/layer/peer."""
         found = {}
         for name, one in self.of(part).items():
             layer, peer = name.rsplit("/", 1)
@@ -55,7 +55,7 @@ class Results:
 
 
 def measured(one, *others):
-    """"Measured on ...": the device, and the versions of both sides."""
+    """Return "Measured on ..." with the device and the versions of all implementations."""
     versions = {}
     for each in (*others, one):
         versions |= each.versions
@@ -67,6 +67,13 @@ def measured(one, *others):
     return ", ".join([f"Measured on {device}", ours, *said])
 
 
+def source(file, one, *others, note=""):
+    """Return the line below a table: its conditions, as a link to the file has them."""
+    rounds = f", {one.values['rounds']} rounds" if "rounds" in one.values else ""
+    link = f"[`{file}.jsonl`](../benchmarks/results/{file}.jsonl)"
+    return paragraph(f"{measured(one, *others)}{note}{rounds}: {link}.")
+
+
 def table(header, rows):
     header = header.split(" | ") if isinstance(header, str) else header
     lines = [header, ["---"] * len(header), *rows]
@@ -74,26 +81,44 @@ def table(header, rows):
 
 
 def paragraph(text):
-    """In lines of at most 120 characters."""
+    """Wrap a text to lines of at most 120 characters."""
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
 def section(title, text, *tables):
-    return "\n\n".join([f"## {title}", paragraph(text), *tables])
+    return "\n\n".join([f"## {title}", *([paragraph(text)] if text else []), *tables])
 
 
 def passes(one, digits=2):
     return " / ".join(f"{one.median(f'{way}_ms'):.{digits}f}" for way in PASSES)
 
 
-def sizes(one, layer=None):
-    """T d n E K of a measurement, or of its layer if the values do not contain them."""
-    values = one.values if "T" in one.values else LAYERS["cuda"][layer]._asdict()
-    return " ".join(str(values[letter]) for letter in "TdnEK")
+def sizes():
+    """List the layers that the other tables name."""
+    shown = {name: LAYERS["cuda"][name]._asdict()
+             for file in ("peers", "kernels", "router")
+             for name in [one.split("/")[1] for one in Results(file).all]
+             if name in LAYERS["cuda"]}  # fmt: skip
+    for file, name in (("adapters", "bench/qwen3-30b/tilemoe"),
+                       ("expert_parallel", "expert-parallel/k2/own")):  # fmt: skip
+        shown[name.split("/")[1]] = Results(file).all[name].values
+    shown["CPU"] = next(iter(Results("cpu_layer").all.values())).values
+    return section(
+        "Sizes",
+        "Tables without a column T use this T.",
+        table("layer | tokens T | hidden size d | intermediate size n | experts E | "
+              "experts per token K",
+              [[name, *(of[letter] for letter in "TdnEK")] for name, of in shown.items()]),
+    )  # fmt: skip
+
+
+def layer_and_tokens(name, one):
+    """Return two cells: the layer of a name such as qwen3-30b-512, and its T."""
+    return [name.removesuffix(f"-{one.values['T']}"), one.values["T"]]
 
 
 def peak(one):
-    """Above weights, inputs and the output's gradient."""
+    """Return the peak memory above weights, inputs and the output's gradient."""
     return one.values["peak_bytes"] - one.values["resident_bytes"]
 
 
@@ -106,92 +131,85 @@ def less(ours, peer):
 
 
 def layers():
-    """The layer from PyTorch next to its peers."""
+    """Compare the layer from PyTorch with its peers."""
     found, rows, memory = Results("peers").table_of("bench"), [], []
     for layer, of in found.items():
         ours = of["tilemoe"]
         ratios = [" / ".join(times_faster(ours, of[peer], f"{way}_ms") for way in PASSES)
                   for peer in PEERS]  # fmt: skip
-        rows.append([layer, sizes(ours), passes(ours), *ratios])
+        rows.append([layer, passes(ours), *ratios])
         memory.append([layer, *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *PEERS)),
                        f"{of['tilemoe'].values['saved_bytes'] / MIB:.0f}"])  # fmt: skip
     of = next(iter(found.values()))
     return section(
         "Layers",
-        f"{measured(of['tilemoe'], of[SONIC])}. bfloat16, router included, called from PyTorch, "
-        f"medians of {of['tilemoe'].values['rounds']} rounds that alternate between the "
-        "implementations. Each cell is forward / backward; \"1.05x\" is the peer's time divided "
-        "by TileMoE's. T tokens of width d, K of E experts of width n.",
-        table(["layer", "T d n E K", "TileMoE, ms", *VS_PEERS], rows),
-        "Peak memory in MiB, above weights, inputs and the output's gradient; the last column is "
-        "what TileMoE saves for\nbackward.",
+        "From PyTorch, router included.",
+        table(["layer", "TileMoE, ms", *VS_PEERS], rows),
+        source("peers", of["tilemoe"], of[SONIC]),
+        "Peak memory and TileMoE's saved memory, MiB:",
         table(["layer", "TileMoE", *PEERS.values(), "saved"], memory),
-    )  # fmt: skip
+    )
 
 
 def adapters():
-    """The layer with low-rank adapters next to the frozen layer and its peers."""
+    """Compare the layer with low-rank adapters with the frozen layer and with its peers."""
     found = Results("adapters").table_of("bench")
     rows = []
     for name, of in found.items():
         if name.endswith("-sm80"):
             continue
         ours, old = of["tilemoe"], found[f"{name}-sm80"]
-        rows.append([sizes(ours), passes(ours), times_faster(of["tilemoe-frozen"], ours, "total_ms"),
+        rows.append([*layer_and_tokens(name, ours), passes(ours),
+                     times_faster(of["tilemoe-frozen"], ours, "total_ms"),
                      *(times_faster(ours, of[peer], "total_ms")
                        for peer in (COMPILED, "peft-grouped_mm", "peft-tilemoe")),
                      times_faster(old["tilemoe-frozen"], old["tilemoe"], "total_ms"),
-                     f"{peak(ours) / MIB:.0f} ({peak(of['tilemoe-frozen']) / MIB:.0f})"])  # fmt: skip
+                     f"{peak(ours) / MIB:.0f} ({peak(of['tilemoe-frozen']) / MIB:.0f})"])
     ours = found["qwen3-30b"]["tilemoe"]
     return section(
         "Low-rank adapters",
-        f"{measured(ours)}. Frozen weights in bfloat16 with adapters of rank "
-        f"{ours.values['lora_rank']} of W1 and W2 in float32, forward / backward from PyTorch, "
-        "without gradients of the router and of the weights, medians of "
-        f"{ours.values['rounds']} rounds. \"Frozen\" "
-        "is the layer without adapters: the column has the time with adapters divided by its time. "
-        "`grouped_mm` computes the adapters apart; PEFT adds them to the weights, except with "
-        "`tilemoe.peft`.",
-        table("T d n E K | ms | time / frozen | vs `grouped_mm`, compiled | vs PEFT, `grouped_mm` | "
-              "vs PEFT, `tilemoe.peft` | time / frozen, `sm80` | peak, MiB (frozen)", rows),
+        f"Frozen weights, float32 adapters of rank {ours.values['lora_rank']} on W1 and W2. "
+        "\"/ frozen\": the time divided by that without adapters.",
+        table("layer | T | ms | / frozen | vs `grouped_mm`, compiled | vs PEFT, `grouped_mm` | "
+              "vs PEFT, `tilemoe.peft` | / frozen, `sm80` | peak, MiB (frozen)", rows),
+        source("adapters", ours),
     )  # fmt: skip
 
 
 def quantized():
-    """The layer with adapters on quantised weights next to the one on 16-bit weights."""
+    """Compare the layer with adapters on quantised weights with the one on 16-bit weights."""
     results = Results("quantized")
     found, steps = results.table_of("bench"), results.table_of("kernels")
     peers = [f"tilemoe-{name.replace('_', '-')}" for name in FORMATS]
-    times = [[sizes(of["tilemoe"]), passes(of["tilemoe"]),
+    times = [[*layer_and_tokens(name, of["tilemoe"]), passes(of["tilemoe"]),
               *(times_faster(of["tilemoe"], of[peer], "total_ms") for peer in peers)]
-             for of in found.values()]  # fmt: skip
-    memory = [[sizes(of["tilemoe"]), *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *peers))]
-              for of in found.values()]  # fmt: skip
+             for name, of in found.items()]  # fmt: skip
+    memory = [[*layer_and_tokens(name, of["tilemoe"]),
+               *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *peers))]
+              for name, of in found.items()]  # fmt: skip
     speed = []
     for name in FORMATS:
         of = {layer: rows for layer, rows in steps.items() if layer.endswith(f"-{name}")}
         fractions = [rows[step].values["limit_ms"] / rows[step].median("ms")
-                     for rows in of.values() for step in ("dequantize_W1", "dequantize_W2")]  # fmt: skip
+                     for rows in of.values() for step in ("dequantize_W1", "dequantize_W2")]
         speed.append([FORMATS[name], *(f"{100 * fraction:.0f} %" for fraction in fractions)])
     one = found["qwen3-30b"]["tilemoe"]
     layers = [layer.removesuffix("-nf4") for layer in steps if layer.endswith("-nf4")]
     return section(
         "Quantised weights",
-        f"{measured(one)}. Adapters of rank {one.values['lora_rank']} in float32 on W1 and W2, "
-        "forward / backward from PyTorch, without gradients of the router, medians of "
-        f"{one.values['rounds']} rounds. For each format: the time divided by that of the layer with "
-        "the same adapters on weights in bfloat16.",
-        table(["T d n E K", "bfloat16, ms", *FORMATS.values()], times),
-        "Peak memory in MiB, above weights, inputs and the output's gradient:",
-        table(["T d n E K", "bfloat16", *FORMATS.values()], memory),
-        "Bytes per second of the dequantisation, codes and values, divided by those of a copy:",
+        "The time with these adapters, divided by that on bfloat16 weights.",
+        table(["layer", "T", "bfloat16, ms", *FORMATS.values()], times),
+        source("quantized", one),
+        "Peak memory, MiB:",
+        table(["layer", "T", "bfloat16", *FORMATS.values()], memory),
+        "Dequantisation, bandwidth divided by that of a copy:",
         table(["format", *(f"{layer}, {weight}" for layer in layers for weight in ("W1", "W2"))],
               speed),
     )  # fmt: skip
 
 
 def codes():
-    """Forward of quantised layers by sm80: GEMMs that read codes next to those that read values."""
+    """Compare sm80's GEMMs that read codes with those that read values, in forward."""
     found = {}
     for name, one in Results("codes").of("codes").items():
         layer, _, name = name.rpartition("-")
@@ -202,58 +220,53 @@ def codes():
              *(f"{of[name].median('dequantised_ms'):.2f} / {of[name].median('codes_ms'):.2f}"
                for name in FORMATS)] for of in found.values()]  # fmt: skip
     return section(
-        "Quantised weights that the arch `sm80` reads as codes",
-        f"{measured(one)}. bfloat16, d = {one.values['d']}, n = {one.values['n']}, "
-        f"E = {one.values['E']}, K = {one.values['K']}, forward with top-K and routing from C++, in "
-        "ms. For each format: with weights dequantised before each GEMM / with GEMMs that read codes, "
-        "at any number of rows. The layer reads codes within "
-        "[limits of its rows](decisions.md#the-arch-sm80-reads-codes-in-forward-if-experts-have-few-rows).",
+        "GEMMs that read quantised weights",
+        "few-rows by `sm80`, forward, ms: weights dequantised first / GEMMs that read codes.",
         table(["T", "rows / E", "bfloat16", *FORMATS.values()], rows),
-    )  # fmt: skip
+        source("codes", one),
+    )
 
 
 def router():
-    """The router's logits with one order of the sum next to torch's linear layer."""
+    """Compare the router's logits with one order of the sum with torch's linear layer."""
     found = {}
     for name, one in Results("router").of("router").items():
         layer, dtype, tokens = name.split("/")
         found.setdefault((layer, tokens), {})[dtype] = one
     one = next(iter(found.values()))["bfloat16"]
     us = lambda one, side: f"{1000 * one.median(f'{side}_ms'):.1f}"
-    rows = [[layer, *(of["bfloat16"].values[size] for size in "TdE"),
+    rows = [[layer, of["bfloat16"].values["T"],
              *(f"{us(of[dtype], 'tilemoe')} / {us(of[dtype], 'linear')} = "
                f"{of[dtype].median('ratio'):.2f}" for dtype in ("bfloat16", "float32"))]
             for (layer, _), of in found.items()]  # fmt: skip
     return section(
-        "Router logits with one order of the sum",
-        f"{measured(one)}. Tokens and weight in bfloat16, logits in bfloat16 and in float32: "
-        "`tilemoe.router_logits` / torch's linear layer, in us, with cold caches.",
-        table("layer | T | d | E | bfloat16 logits | float32 logits", rows),
-    )  # fmt: skip
+        "Router logits",
+        "us, `tilemoe.router_logits` / torch's linear layer.",
+        table("layer | T | bfloat16 logits | float32 logits", rows),
+        source("router", one),
+    )
 
 
 def limits():
-    """The layer from C++ next to the limits of the hardware."""
+    """Compare the layer from C++ with the limits of the hardware."""
     found = Results("kernels").table_of("kernels")
     rows = []
     for layer, of in found.items():
         both = [of[way] for way in PASSES]
         fractions = [one.values["limit_ms"] / one.median("ms") for one in both]
-        rows.append([layer, sizes(both[0], layer),
-                     " / ".join(f"{one.median('ms'):.2f}" for one in both),
+        rows.append([layer, " / ".join(f"{one.median('ms'):.2f}" for one in both),
                      " / ".join(f"{100 * share:.0f} %" for share in fractions)])  # fmt: skip
     return section(
         "Layers from C++",
-        f"{measured(found['7b-n256']['forward'])}. bfloat16, consecutive passes without PyTorch. "
-        "The limit is the sum over the steps of what the operations at 798 TFLOP/s or the bytes "
-        "at 3.0 TB/s take ([how](kernels.md#hardware-facts)). `-zipf` and `-one-expert` are "
-        "skewed routings.",
-        table("layer | T d n E K | forward / backward, ms | limit / time", rows),
-    )  # fmt: skip
+        "Consecutive passes. The limit is the sum of the steps' limits "
+        "([how](kernels.md#hardware-facts)).",
+        table("layer | forward / backward, ms | limit / time", rows),
+        source("kernels", found["7b-n256"]["forward"]),
+    )
 
 
 def archs():
-    """The kernels of sm90 and sm80 on one GPU, and ScatterMoE's."""
+    """Compare the kernels of sm90, of sm80 and of ScatterMoE on one GPU."""
     file = Results("archs")
     found, others = file.table_of("archs"), file.table_of("archs-scattermoe")
     rows = []
@@ -267,16 +280,15 @@ def archs():
     first, other = found["7b-n256"]["tilemoe-sm90"], others["7b-n256"]["scattermoe"]
     return section(
         "Archs",
-        f"{measured(first)}; ScatterMoE with TileMoE at commit {other.commit[:7]}. The `sm80` "
-        "kernels run on a Hopper GPU here. \"ScatterMoE, `sm80`\" is compiled by Triton for GPUs "
-        "before Hopper and compared with TileMoE's `sm80`.",
+        "`sm80` runs on a Hopper GPU; \"ScatterMoE, `sm80`\" is compiled for older GPUs.",
         table("layer | `sm90`, ms | `sm80`, ms | `sm90` vs `sm80` | `sm90` vs ScatterMoE | "
               "`sm80` vs ScatterMoE, `sm80`", rows),
+        source("archs", first, note=f" (ScatterMoE: commit {other.commit[:7]})"),
     )  # fmt: skip
 
 
 def decode():
-    """One forward in decode."""
+    """Report one forward pass in decode."""
     rows = []
     found = Results("decode").table_of("decode")
     for layer, of in found.items():
@@ -289,11 +301,10 @@ def decode():
     one = next(iter(found.values()))["tilemoe"]
     return section(
         "Decode",
-        f"{measured(one)}. bfloat16, forward without gradients, {one.values['rounds']} rounds, "
-        "weights not in the L2 cache. The limit is the time to read the touched experts' weights "
-        "at the GPU's memory bandwidth.",
+        "Forward without gradients. The limit is the time to read the chosen experts' weights.",
         table("layer | T | experts | TileMoE, us | limit, us | `sm80`, us | launches | "
               "vs `grouped_mm`, eager", rows),
+        source("decode", one),
     )  # fmt: skip
 
 
@@ -312,16 +323,15 @@ def cpu():
     one = found["float32"]["tilemoe-cpu"]
     return section(
         "Layer on a CPU",
-        f"{measured(one, found['float32'][EAGER])}. {one.values['threads']} threads, T d n E K = "
-        f"{sizes(one)}, router included, {one.values['rounds']} rounds. A CPU without matrix "
-        "units computes 16-bit types in float32.",
-        table("dtype | implementation | forward / backward, ms | time over TileMoE's | "
-              "saved, MiB", rows),
+        f"{one.values['threads']} threads.",
+        table("dtype | implementation | forward / backward, ms | TileMoE is faster by | saved, MiB",
+              rows),
+        source("cpu_layer", one, found["float32"][EAGER]),
     )  # fmt: skip
 
 
 def memory():
-    """Time against memory by column blocks, and options of the module."""
+    """Report time and memory by column blocks and by options of the module."""
     file = Results("memory")
     curve, options = file.of("memory-curve"), file.table_of("memory-options")
     rows = [[one.values["column_blocks"], f"{one.values['library_peak_bytes'] / MIB:.0f}",
@@ -334,13 +344,13 @@ def memory():
     one, other = next(iter(curve.values())), next(iter(options.values()))["tilemoe"]
     return section(
         "Memory",
-        f"{measured(one)}. Layer 7b-n256, bfloat16, dH over H; the peak is the library's: H, the "
-        "routing and the larger workspace.",
+        "7b-n256 from C++, `overwrite_H`; the peak includes H and the routing.",
         table("`column_blocks` | peak, MiB | both passes, ms | slower", rows),
-        paragraph(f"{measured(other)}. Both passes and the peak above weights, inputs and dO, from "
-                  "PyTorch:"),
+        source("memory", one),
+        "From PyTorch, both passes:",
         table("layer | `overwrite_H=False` | `overwrite_H=True` (default) | and `column_blocks=4` "
               f"| {PEERS[EAGER]}", layers),
+        source("memory", other),
     )  # fmt: skip
 
 
@@ -350,33 +360,33 @@ def expert_parallel():
     for layer, of in found.items():
         for way, one in of.items():
             name, _, ctas = way.partition("@")
-            if name not in WAYS:  # more chunks than ever gain time
+            if name not in WAYS:  # more chunks, which are never faster
                 continue
             plan = one.values.get("plan_bytes")
             said = WAYS[name] + (f", {ctas} CTAs per SM" if ctas else "")
-            rows.append([layer.removesuffix("-graph"), sizes(one),
-                         said + (", CUDA graph" if "graph" in one.values else ""),
+            said += ", CUDA graph" if "graph" in one.values else ""
+            rows.append([layer.removesuffix("-graph"), one.values["T"], said,
                          f"{one.median('step_ms'):.2f}", f"{one.median('time_over_own'):.2f}",
                          f"{one.values['peak_bytes'] / GIB:.2f}",
                          "" if plan is None else f"{plan / GIB:.2f}"])  # fmt: skip
     first = next(iter(found.values()))["own"]
     return section(
         "Expert parallelism",
-        f"{measured(first)}. Forward and backward, the slowest rank; T tokens per GPU, bfloat16. "
-        "\"Every expert on each GPU\" is the same layer without communication. An all-gather "
-        f"sends {first.median('all_gather_gb_per_s'):.0f} GB/s.",
-        table("layer | T d n E K | exchange | both passes, ms | "
-              "ratio to no communication | peak, GiB | plan, GiB", rows),
+        "T tokens per GPU, the slowest rank; an all-gather sends "
+        f"{first.median('all_gather_gb_per_s'):.0f} GB/s.",
+        table("layer | T | exchange | both passes, ms | / no communication | peak, GiB | "
+              "plan, GiB", rows),
+        source("expert_parallel", first),
     )  # fmt: skip
 
 
 def studied(processes=1):
-    """{experts: the fastest training of 40 layers on H200s}, the fastest first."""
+    """Return {experts: the fastest training of 40 layers on H200s}, the fastest first."""
     best = {}
     for one in Results("pretrain").of("pretrain-study").values():
         of = one.device, one.values["layers"], one.values["processes"]
         if of != ("NVIDIA H200", 40, processes) or "tokens_per_s_and_process" not in one.values:
-            continue  # another, or it did not fit
+            continue  # another configuration, or out of memory
         kept = best.setdefault(one.values["experts"], one)
         if tokens_per_day(one) > tokens_per_day(kept):
             best[one.values["experts"]] = one
@@ -384,7 +394,7 @@ def studied(processes=1):
 
 
 def tokens_per_day(one):
-    """In billions, of a GPU."""
+    """Return billions of tokens per day and GPU."""
     return one.median("tokens_per_s_and_process") * 86400 / 1e9
 
 
@@ -409,20 +419,21 @@ def training_speed():
         measurements += best.values()
     commits = sorted({one.commit[:7] for one in measurements})
     first = measurements[0]
+    conditions = (f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits "
+                  f"{', '.join(commits)}), torch {first.versions['torch']}: "
+                  "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
     return section(
         "Training speed",
-        f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits "
-        f"{', '.join(commits)}), torch {first.versions['torch']}. A 7B model with 40 MoE layers "
-        "of 128 experts, bfloat16 with float32 parameters, `torch.compile`, FSDP-2 on several "
-        "GPUs; each implementation at its fastest measured setting. The last column compares "
-        "TileMoE on as many GPUs. [More](../examples/pretrain/results.md).",
+        "A 7B model with 40 MoE layers, each implementation at its fastest measured setting "
+        "([more](../examples/pretrain/results.md)).",
         table("experts | GPUs | recompute | micro-batch | step, ms | "
               "billion tokens per day and GPU | MFU | peak, GiB | TileMoE is faster by", rows),
+        paragraph(conditions),
     )  # fmt: skip
 
 
 def rounding():
-    """The time that token rounding saves."""
+    """Report the time that token rounding saves."""
     found = Results("rounding").of("rounding-time")
     rows = []
     for name, plain in found.items():
@@ -445,19 +456,19 @@ def rounding():
               for layer, of in routings.items()]  # fmt: skip
     first = next(iter(routings.values()))["route"]
     return section(
-        "Time of token rounding",
-        f"{measured(one)}. The time with top-K divided by the time with `nearest` and tiles of "
-        "128 rows, by the mean number of tiles per expert. The forward kernels' ratio is per "
-        "(token, expert) pair, without the routing. [routing.md](routing.md) describes token "
-        "rounding.",
-        table("model | tiles | T | forward kernels | forward | backward | training step", rows),
-        paragraph(f"{measured(first)}. The routing alone, from bfloat16 logits, in us:"),
+        "Token rounding",
+        "The time with top-K divided by that with `rounding=\"nearest\"`, m = 128.",
+        table("model | tiles per expert | T | forward kernels, per pair | forward | backward | "
+              "training step", rows),
+        source("rounding", one),
+        "The routing alone, us:",
         table("layer | top-K | `nearest`", routed),
-    )  # fmt: skip
+        source("routing", first),
+    )
 
 
 def small_model():
-    """The command line's training on a CPU and on a GPU."""
+    """Report the command line's training on a CPU and on a GPU."""
     file = Results("train")
     on_cpu, on_gpu, same_text = map(file.of, ("train-cpu", "train-cuda", "train-devices/cpu"))
     names = {"top-k": "top-K", "nearest": "token rounding", "dense": "dense, the same active width",
@@ -473,17 +484,16 @@ def small_model():
     rows.append(["top-K, that text, CPU", bits(same_text)])
     return section(
         "Training on a CPU",
-        f"{measured(on_cpu['top-k/0'])}, 2 threads: the default training of `tilemoe train`, 1000 "
-        "steps of 5 million parameters; validation loss in bits per byte, one number per seed. It "
-        f"takes {timed.values['seconds']:.0f} s, {timed.values['tokens_per_s']:,.0f} tokens/s "
-        f"(commit {timed.commit[:7]}); the GPU processes {gpu.values['tokens_per_s']:,.0f} "
-        "tokens/s.",
+        f"`tilemoe train` with its defaults, {timed.values['seconds']:.0f} s: validation loss in "
+        "bits per byte, one number per seed.",
         table("routing | bits per byte", rows),
-        paragraph(f"A run that was killed {kills.values['kills']} times, "
-                  f"{kills.values['inside_save']} times while it "
-                  "saved, resumed each time and ended with the "
-                  f"{kills.values['log_lines_equal']:,} log lines of an "
-                  f"uninterrupted run (commit {kills.commit[:7]})."),
+        source("train", on_cpu["top-k/0"]),
+        table("device | commit | tokens/s",
+              [[one.device, one.commit[:7], f"{one.values['tokens_per_s']:,.0f}"]
+               for one in (timed, gpu)]),
+        f"A run that was killed {kills.values['kills']} times ended with the "
+        f"{kills.values['log_lines_equal']:,} log lines of an uninterrupted run (commit "
+        f"{kills.commit[:7]}).",
     )  # fmt: skip
 
 
@@ -494,11 +504,14 @@ def wheel():
             ["CUDA kernels", size("libtilemoe_torch_cuda_bytes")],
             ["oneDNN", size("libdnnl_bytes")],
             ["operators", size("libtilemoe_torch_bytes")]]  # fmt: skip
+    said = (f"Measured with TileMoE {one.versions['tilemoe']} (commit {one.commit[:7]}), nvcc "
+            f"{one.versions['nvcc']}, `{one.values['wheel']}`: "
+            "[`wheel.jsonl`](../benchmarks/results/wheel.jsonl).")  # fmt: skip
     return section(
         "Size of the wheel",
-        f"TileMoE {one.versions['tilemoe']} (commit {one.commit[:7]}), nvcc "
-        f"{one.versions['nvcc']}: `{one.values['wheel']}` and its largest files, compressed.",
-        table("part | MiB", rows),
+        "",
+        table("part | MiB, compressed", rows),
+        paragraph(said),
     )
 
 
@@ -512,8 +525,10 @@ RAN, FAILED = ("tests", "cases", "passed"), ("failures", "errors", "hazards")
 
 
 def counts(values):
-    """(tests, failures, skipped) of an item of a stage: numbers, the program's last lines, or the
-    outcomes of scenarios by their names."""
+    """Return (tests, failures, skipped) of an item of a stage.
+
+    values: numbers, the program's last lines, or the results of scenarios by name.
+    """
     found = dict(values)
     said = str(values.get("said", ""))
     for number, what in re.findall(r"(\d+) (cases|failures|errors|hazards)", said):
@@ -544,20 +559,34 @@ def tests():
             for name, one in simulated.items()]  # fmt: skip
     return section(
         "Tests on GPUs",
-        "Results of the GPU stages. Cases of `tilemoe check` count as tests; a sanitizer's "
-        "items count alone.",
+        "",
         table("stage | GPU | TileMoE | commit | items | tests | failed | skipped | s", rows),
-        "In the simulator, on a CPU, the quick verification cases with the outputs compared:",
-        table("simulated | TileMoE | commit | cases | seeds | runs | "
-              "wrong or with a finding", runs),
-    )  # fmt: skip
+        "Quick cases on simulated GPUs:",
+        table("arch | TileMoE | commit | cases | seeds | runs | wrong or with a finding", runs),
+    )
 
 
-SECTIONS = (layers, adapters, quantized, codes, limits, archs, decode, router, cpu, memory, expert_parallel, training_speed,
-            rounding, small_model, wheel, tests)  # fmt: skip
+SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adapters, quantized,
+            codes, cpu, rounding, archs, limits, router, small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
-Written by `benchmarks/results_page.py` from [`benchmarks/results`](../benchmarks/results).
-[benchmarks.md](benchmarks.md) describes how to repeat the measurements.
+
+[`benchmarks/results_page.py`](../benchmarks/results_page.py) generates this page from
+[`benchmarks/results`](../benchmarks/results).
+
+## How it is measured
+
+- The dtype is bfloat16 unless a table names another. X and dO are normal with standard deviation 0.2; the router
+  computes the routing from X.
+- Numbers are medians over rounds. Each round runs every implementation once.
+- Caches are cold: a GPU writes 256 MiB before each pass, a CPU 64 MiB.
+- CUDA events measure a GPU's time, after the host has queued the pass.
+- "a / b" is forward / backward. "vs" is the other implementation's time divided by TileMoE's.
+- Peak memory excludes weights, X and dO.
+- Compare numbers of one table only: a GPU's times vary by 2 to 6 % between days.
+
+## How to repeat
+
+`python -m tilemoe bench olmoe` measures one layer. [`benchmarks/README.md`](../benchmarks/README.md) has all commands.
 """
 
 

@@ -7,6 +7,7 @@
 #                       with -newest .venv-torch-newest
 #   require_jax <version>  makes sure that .venv-jax-<version> has that jax (tests/jax); fails if no
 #                       Python here is new enough for it
+#   require_docs        makes sure that .venv-docs has what builds the documentation site
 #   require_wheel_tools makes sure that .venv-wheel has what makes a wheel portable
 #   require_nvcc        makes sure of a CUDA compiler: the machine's own, or one in .venv-cuda
 #   build <preset> [<target> [<option of cmake>...]]  configures one of CMakePresets.json and builds
@@ -121,6 +122,12 @@ require_jax() {
   [ "$1" != 0.10.2 ] || min_minor=11
   environment_python=$(find_python "$min_minor") || return 1
   pinned_environment ".venv-jax-$1" "$root/tests/jax"/requirements{-tests,"-$1"}.txt
+}
+
+require_docs() {
+  local environment_python
+  environment_python=$(find_python 11) || die "the documentation site needs Python 3.11 or newer."
+  pinned_environment .venv-docs "$root/docs/requirements.txt"
 }
 
 require_wheel_tools() { pinned_environment .venv-wheel "$root/scripts/wheel.txt"; }

@@ -27,6 +27,8 @@ from . import _library
 from .integrations.torchtitan import TileMoEGroupedExperts, TileMoERoutedExperts
 from .options import Dispatch
 
+__all__ = ["experts", "routed_experts"]
+
 
 @override(target=RoutedExperts.Config, description="Route, compute and combine by TileMoE.")
 def routed_experts(

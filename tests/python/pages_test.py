@@ -171,7 +171,8 @@ class Snippets(unittest.TestCase):
 
     def test_all_are_of_a_kind_that_is_checked(self):
         # Python is run by tests/torch/documentation_test.py, which has the package.
-        known = (*TERMINAL, *OUTPUT, "c", "cpp", "python")
+        # scripts/docs.sh reads directives of reStructuredText.
+        known = (*TERMINAL, *OUTPUT, "c", "cpp", "python", "{eval-rst}")
         wrong = [
             f"{name}:{s.line}: a snippet of {s.language}"
             for name, text in PAGES.items()
@@ -227,9 +228,10 @@ class Links(unittest.TestCase):
         self.assertFalse(wrong, problems(wrong))
 
     def test_the_index_has_every_page(self):
-        index = {address for _, address in pages.links(PAGES["docs/README.md"])}
-        missing = [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in index]
-        self.assertEqual(missing, ["README.md"])
+        index = {address for _, address in pages.links(PAGES["docs/index.md"])}
+        docs = ROOT / "docs"
+        found = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+        self.assertEqual(found - index, {"index.md"})
 
 
 class Spelling(unittest.TestCase):

@@ -84,6 +84,23 @@ class Pages(Copied):
                     shutil.copy(file, self.folder)
         results_page.main(["--check"])
 
+    def test_has_few_words_that_nothing_generates(self):
+        count = lambda text: sum(
+            len(one.strip("# ").split())
+            for one in text.split("\n\n")
+            if not one.startswith(("|", "Measured "))  # tables, and the conditions below them
+        )
+        self.assertEqual(count("## A\n\nb c\n\n| d |\n\nMeasured on e\n"), 3)
+        self.assertLessEqual(count(results_page.page()), 400)
+
+    def test_each_measurement_has_its_conditions(self):
+        for part in results_page.SECTIONS[1:-1]:
+            with self.subTest(part.__name__):
+                self.assertRegex(
+                    part().replace("\n", " "),
+                    r"\|  Measured .*commits? \w{7}.*\[`\w+\.jsonl`\]",
+                )
+
     def test_readme_has_the_table(self):
         text = "a\n<!-- results -->\nold\n<!-- /results -->\nb\n"
         written = results_page.readme(text)
