@@ -20,14 +20,14 @@ import tokenize
 TABLE = pathlib.Path(__file__).resolve().with_name("words.txt")
 # The table and its check; what is a record of its time; data.
 SKIPPED = re.compile(
-    r"^(scripts/(words\.txt|check_words\.py)|tests/python/words_test\.py|CHANGELOG\.md"
+    r"^(scripts/(words\.txt|check_words\.py)|tests/python/(words|prose)_test\.py|CHANGELOG\.md"
     r"|(benchmarks/results|tests/data|docs/images|bindings/jax/vendored)/.*)$"
 )
 C_LIKE = re.compile(r"\.(h|c|cpp|cu|cuh|inc|dict)$|\.(cu|h)\.in$")
 WITH_HASH = re.compile(r"\.(cmake|sh)$|(^|/)CMakeLists\.txt$|^\.ci/run$")
 C_TOKEN = re.compile(
     r'(?P<text>//(?:[^\n\\]|\\.)*|/\*(?:.|\n)*?\*/|R"(?P<mark>[^\s()\\]*)\((?:.|\n)*?\)(?P=mark)"'
-    r'|"(?:[^"\\\n]|\\.)*")|(?P<name>[A-Za-z_]\w*)'
+    r'|"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*)|(?P<name>[A-Za-z_]\w*)'
 )
 NAME = re.compile(r"[A-Za-z_]\w*")
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -122,13 +122,13 @@ def c_pieces(text):
                 comment += "\n" + match["text"]
             else:
                 if comment:
-                    yield "text", comment, begin
+                    yield "comment", comment, begin
                 comment, begin = match["text"], line
             end = line
         else:
-            yield "text", match["text"], line
+            yield "comment" if match["text"].startswith("/") else "string", match["text"], line
     if comment:
-        yield "text", comment, begin
+        yield "comment", comment, begin
 
 
 def python_pieces(text):
@@ -144,15 +144,15 @@ def python_pieces(text):
                 comment += "\n" + token.string
             else:
                 if comment:
-                    yield "text", comment, begin
+                    yield "comment", comment, begin
                 comment, begin = token.string, token.start[0]
             end = token.start[0]
         elif token.type == tokenize.NAME:
             yield "name", token.string, token.start[0]
         elif token.type == tokenize.STRING or tokenize.tok_name[token.type].startswith("FSTRING_M"):
-            yield "text", token.string.strip("rbfuRBFU").strip("\"'"), token.start[0]
+            yield "string", token.string.strip("rbfuRBFU").strip("\"'"), token.start[0]
     if comment:
-        yield "text", comment, begin
+        yield "comment", comment, begin
 
 
 def hash_pieces(text):
@@ -161,11 +161,11 @@ def hash_pieces(text):
         match = re.search(r"(?:^|\s)#(?!!)(.*)$", line)
         code = line[: match.start()] if match else line
         if match:
-            yield "text", match[1], number
+            yield "comment", match[1], number
         for name in NAME.findall(code):
             yield "name", name, number
         for string in re.findall(r'"[^"]*\s[^"]*"', code):
-            yield "text", string, number
+            yield "string", string, number
 
 
 def findings(words, root, path):
