@@ -35,8 +35,10 @@ THEMES = {  # text, secondary text, TileMoE's bar, the others'
 
 
 def bars(theme, title, head, rows, digits):
-    """An SVG of horizontal bars. `rows`: [(label, value, text of the right column)], TileMoE's
-    first."""
+    """Return an SVG of horizontal bars.
+
+    rows: [(label, value, text of the right column)], with TileMoE first.
+    """
     ink, faint, ours, others = THEMES[theme]
     scale = (RIGHT - LEFT) / (BEYOND * max(value for _, value, _ in rows))
 

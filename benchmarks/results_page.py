@@ -35,18 +35,18 @@ PASSES = ("forward", "backward")
 
 
 class Results:
-    """The measurements of a file by their names."""
+    """The measurements of a results file, by name."""
 
     def __init__(self, file):
         self.all = {one.name: one for one in records.read(RESULTS / f"{file}.jsonl")}
 
     def of(self, part):
-        """{rest of the name: measurement} of the names that start with `part`."""
+        """Return {rest of the name: measurement} of the names that start with `part`."""
         start = part + "/"
         return {n.removeprefix(start): one for n, one in self.all.items() if n.startswith(start)}
 
     def table_of(self, part):
-        """{layer: {peer: measurement}} of the names part/layer/peer."""
+        """Return {layer: {peer: measurement}} of the names part/layer/peer."""
         found = {}
         for name, one in self.of(part).items():
             layer, peer = name.rsplit("/", 1)
@@ -55,7 +55,7 @@ class Results:
 
 
 def measured(one, *others):
-    """"Measured on ...": the device, and the versions of both sides."""
+    """Return "Measured on ..." with the device and the versions of all implementations."""
     versions = {}
     for each in (*others, one):
         versions |= each.versions
@@ -74,7 +74,7 @@ def table(header, rows):
 
 
 def paragraph(text):
-    """In lines of at most 120 characters."""
+    """Wrap a text to lines of at most 120 characters."""
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
@@ -87,13 +87,13 @@ def passes(one, digits=2):
 
 
 def sizes(one, layer=None):
-    """T d n E K of a measurement, or of its layer if the values do not contain them."""
+    """Return T d n E K of a measurement, or of its layer if the values do not contain them."""
     values = one.values if "T" in one.values else LAYERS["cuda"][layer]._asdict()
     return " ".join(str(values[letter]) for letter in "TdnEK")
 
 
 def peak(one):
-    """Above weights, inputs and the output's gradient."""
+    """Return the peak memory above weights, inputs and the output's gradient."""
     return one.values["peak_bytes"] - one.values["resident_bytes"]
 
 
@@ -106,7 +106,7 @@ def less(ours, peer):
 
 
 def layers():
-    """The layer from PyTorch next to its peers."""
+    """Compare the layer from PyTorch with its peers."""
     found, rows, memory = Results("peers").table_of("bench"), [], []
     for layer, of in found.items():
         ours = of["tilemoe"]
@@ -130,7 +130,7 @@ def layers():
 
 
 def adapters():
-    """The layer with low-rank adapters next to the frozen layer and its peers."""
+    """Compare the layer with low-rank adapters with the frozen layer and with its peers."""
     found = Results("adapters").table_of("bench")
     rows = []
     for name, of in found.items():
@@ -158,7 +158,7 @@ def adapters():
 
 
 def quantized():
-    """The layer with adapters on quantised weights next to the one on 16-bit weights."""
+    """Compare the layer with adapters on quantised weights with the one on 16-bit weights."""
     results = Results("quantized")
     found, steps = results.table_of("bench"), results.table_of("kernels")
     peers = [f"tilemoe-{name.replace('_', '-')}" for name in FORMATS]
@@ -191,7 +191,7 @@ def quantized():
 
 
 def codes():
-    """Forward of quantised layers by sm80: GEMMs that read codes next to those that read values."""
+    """Compare sm80's GEMMs that read codes with those that read values, in forward."""
     found = {}
     for name, one in Results("codes").of("codes").items():
         layer, _, name = name.rpartition("-")
@@ -213,7 +213,7 @@ def codes():
 
 
 def router():
-    """The router's logits with one order of the sum next to torch's linear layer."""
+    """Compare the router's logits with one order of the sum with torch's linear layer."""
     found = {}
     for name, one in Results("router").of("router").items():
         layer, dtype, tokens = name.split("/")
@@ -233,7 +233,7 @@ def router():
 
 
 def limits():
-    """The layer from C++ next to the limits of the hardware."""
+    """Compare the layer from C++ with the limits of the hardware."""
     found = Results("kernels").table_of("kernels")
     rows = []
     for layer, of in found.items():
@@ -253,7 +253,7 @@ def limits():
 
 
 def archs():
-    """The kernels of sm90 and sm80 on one GPU, and ScatterMoE's."""
+    """Compare the kernels of sm90, of sm80 and of ScatterMoE on one GPU."""
     file = Results("archs")
     found, others = file.table_of("archs"), file.table_of("archs-scattermoe")
     rows = []
@@ -276,7 +276,7 @@ def archs():
 
 
 def decode():
-    """One forward in decode."""
+    """Report one forward pass in decode."""
     rows = []
     found = Results("decode").table_of("decode")
     for layer, of in found.items():
@@ -321,7 +321,7 @@ def cpu():
 
 
 def memory():
-    """Time against memory by column blocks, and options of the module."""
+    """Report time and memory by column blocks and by options of the module."""
     file = Results("memory")
     curve, options = file.of("memory-curve"), file.table_of("memory-options")
     rows = [[one.values["column_blocks"], f"{one.values['library_peak_bytes'] / MIB:.0f}",
@@ -350,7 +350,7 @@ def expert_parallel():
     for layer, of in found.items():
         for way, one in of.items():
             name, _, ctas = way.partition("@")
-            if name not in WAYS:  # more chunks than ever gain time
+            if name not in WAYS:  # more chunks, which are never faster
                 continue
             plan = one.values.get("plan_bytes")
             said = WAYS[name] + (f", {ctas} CTAs per SM" if ctas else "")
@@ -371,12 +371,12 @@ def expert_parallel():
 
 
 def studied(processes=1):
-    """{experts: the fastest training of 40 layers on H200s}, the fastest first."""
+    """Return {experts: the fastest training of 40 layers on H200s}, the fastest first."""
     best = {}
     for one in Results("pretrain").of("pretrain-study").values():
         of = one.device, one.values["layers"], one.values["processes"]
         if of != ("NVIDIA H200", 40, processes) or "tokens_per_s_and_process" not in one.values:
-            continue  # another, or it did not fit
+            continue  # another configuration, or out of memory
         kept = best.setdefault(one.values["experts"], one)
         if tokens_per_day(one) > tokens_per_day(kept):
             best[one.values["experts"]] = one
@@ -384,7 +384,7 @@ def studied(processes=1):
 
 
 def tokens_per_day(one):
-    """In billions, of a GPU."""
+    """Return billions of tokens per day and GPU."""
     return one.median("tokens_per_s_and_process") * 86400 / 1e9
 
 
@@ -422,7 +422,7 @@ def training_speed():
 
 
 def rounding():
-    """The time that token rounding saves."""
+    """Report the time that token rounding saves."""
     found = Results("rounding").of("rounding-time")
     rows = []
     for name, plain in found.items():
@@ -457,7 +457,7 @@ def rounding():
 
 
 def small_model():
-    """The command line's training on a CPU and on a GPU."""
+    """Report the command line's training on a CPU and on a GPU."""
     file = Results("train")
     on_cpu, on_gpu, same_text = map(file.of, ("train-cpu", "train-cuda", "train-devices/cpu"))
     names = {"top-k": "top-K", "nearest": "token rounding", "dense": "dense, the same active width",
@@ -512,8 +512,10 @@ RAN, FAILED = ("tests", "cases", "passed"), ("failures", "errors", "hazards")
 
 
 def counts(values):
-    """(tests, failures, skipped) of an item of a stage: numbers, the program's last lines, or the
-    outcomes of scenarios by their names."""
+    """Return (tests, failures, skipped) of an item of a stage.
+
+    values: numbers, the program's last lines, or the results of scenarios by name.
+    """
     found = dict(values)
     said = str(values.get("said", ""))
     for number, what in re.findall(r"(\d+) (cases|failures|errors|hazards)", said):

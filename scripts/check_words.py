@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Finds words that this project does not use, and says what to write instead (scripts/words.txt).
+"""Find words that this project does not use, and print their replacements (scripts/words.txt).
 
   scripts/check_words.py               every file that git tracks
-  scripts/check_words.py FILE...       these alone
-  scripts/check_words.py --root DIR    of another tree
+  scripts/check_words.py FILE...       only these files
+  scripts/check_words.py --root DIR    the files of another tree
 
-Reads the names of files and, of code (C, C++, CUDA, Python, CMake, shell), identifiers, comments and
-strings. Prints file:line: word -> replacement. Exits with 1 if it found any.
+Read the names of all files, and the identifiers, comments and strings of code (C, C++, CUDA, Python,
+CMake, shell). Print file:line: word -> replacement. The exit status is 1 if a word was found.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import tokenize
 
 TABLE = pathlib.Path(__file__).resolve().with_name("words.txt")
-# The table and its check; what is a record of its time; data.
+# The table and its tests, the changelog, and data.
 SKIPPED = re.compile(
     r"^(scripts/(words\.txt|check_words\.py)|tests/python/(words|prose)_test\.py|CHANGELOG\.md"
     r"|(benchmarks/results|tests/data|docs/images|bindings/jax/vendored)/.*)$"
@@ -70,19 +70,19 @@ class Words:
         self.allowed = re.compile("|".join(f"(?:{pattern})" for pattern in allowed) or r"(?!)")
 
     def of_name(self, name):
-        """The rules that an identifier or the name of a file breaks."""
+        """Return the rules that an identifier or the name of a file breaks."""
         if self.allowed.fullmatch(name):
             return []
         parts = " ".join(part.lower() for part in PART.findall(name))
         return [(name, rule.replacement) for rule in self.names if rule.pattern.search(parts)]
 
     def of_text(self, text, line):
-        """Those of a comment or string that begins at `line`: (line, word, replacement)."""
-        if self.allowed.fullmatch(f'"{text}"'):  # a string of Python alone, without its quotes here
+        """Yield (line, word, replacement) of a comment or string that begins at `line`."""
+        if self.allowed.fullmatch(f'"{text}"'):  # a string of Python has no quotes here
             return
-        # The marks and line ends of a comment part no words; its length and lines stay.
+        # Replace comment marks by spaces: phrases continue over line ends, and offsets stay valid.
         plain = re.sub(r"(?m)^[ \t]*(?://+|\*(?!/)|#+)", lambda m: " " * len(m.group()), text)
-        # Of the allowed ones those that cannot be words of a sentence.
+        # Hide the allowed identifiers, except those that are also plain words.
         plain = re.sub(r"(?<![\w-])(?:" + self.allowed.pattern + r")(?![\w-])",
                        lambda m: m.group() if m.group().isalpha() and m.group().islower()
                        else "`" * len(m.group()), plain)
@@ -98,12 +98,12 @@ class Words:
 
 
 def squeeze(text):
-    """One space for several, and none at the beginning."""
+    """Return the text with single spaces, and without spaces and comment marks at its start."""
     return re.sub(r" +", " ", re.sub(r"^[ /*#]+", "", text))
 
 
 def unsqueeze(text, place):
-    """Where in `text` the character lies that is at `place` of squeeze(text)."""
+    """Return the offset in `text` of the character at offset `place` of squeeze(text)."""
     at = len(re.match(r"^[ /*#]*", text).group())
     for _ in range(place):
         at += len(re.match(r" +", text[at:]).group()) if text[at : at + 1] == " " else 1
@@ -111,7 +111,10 @@ def unsqueeze(text, place):
 
 
 def c_pieces(text):
-    """(kind, text, line) of C, C++ and CUDA; neighbouring // lines are one comment."""
+    """Yield (kind, text, line) of C, C++ and CUDA; adjacent // lines are one comment.
+
+    The kinds are name, comment and string; adjacent strings are one.
+    """
     comment, begin, end = "", 0, -2
     for match in C_TOKEN.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
@@ -156,7 +159,7 @@ def python_pieces(text):
 
 
 def hash_pieces(text):
-    """Of CMake and shell: a line's comment, and its words."""
+    """Yield (kind, text, line) of CMake and shell."""
     for number, line in enumerate(text.split("\n"), 1):
         match = re.search(r"(?:^|\s)#(?!!)(.*)$", line)
         code = line[: match.start()] if match else line
@@ -169,7 +172,7 @@ def hash_pieces(text):
 
 
 def findings(words, root, path):
-    """Yields (line, word, replacement) of a file; line 0 is its name."""
+    """Yield (line, word, replacement) of a file; line 0 is its name."""
     for part in pathlib.PurePosixPath(path).parts:
         for word, replacement in words.of_name(part):
             yield 0, word, replacement
