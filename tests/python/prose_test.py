@@ -1,6 +1,10 @@
-"""The check of prose: what its rules find, and which text of a file they read."""
+"""The check of prose: the findings of its rules, the text that it reads of a file; docstrings; spelling.
+
+Needs ruff and codespell (requirements.txt).
+"""
 
 import contextlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -151,6 +155,49 @@ class Program(unittest.TestCase):
         done = run(str(ROOT))
         print(done.stdout, end="")  # the warnings
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
+def module(name, *arguments, folder=ROOT):
+    return subprocess.run([sys.executable, "-m", name, *arguments], cwd=folder, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, universal_newlines=True)
+
+
+class Docstrings(unittest.TestCase):
+    def check(self, *paths):
+        return module("ruff", "check", "--no-cache", "--output-format", "concise", *paths)
+
+    def test_of_the_public_modules_and_scripts(self):
+        done = self.check()
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_rules_are_switched_on(self):
+        text = 'def f(a, b):\n    """Gives the sum\n    of two\n\n    Args:\n        a: One.\n    """\n'
+        command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise",
+                   "--stdin-filename"]
+        for name, rules in (("scripts/a.py", {"D205", "D400", "D401", "D417"}), ("python/tilemoe/_a.py", set())):
+            done = subprocess.run([*command, str(ROOT / name), "-"], cwd=ROOT, input=text, stdout=subprocess.PIPE,
+                                  universal_newlines=True)
+            self.assertEqual({rule for rule in ("D205", "D400", "D401", "D417") if rule in done.stdout}, rules, name)
+
+
+class Spelling(unittest.TestCase):
+    # Names, and files with words that are wrong on purpose or with data.
+    NAMES = "dout,statics,ofmodule"
+    SKIPPED = ("benchmarks/results/", "tests/", "docs/images/", "bindings/jax/vendored/", "scripts/words.txt")
+
+    def test_of_everything_that_git_tracks(self):
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, stdout=subprocess.PIPE, universal_newlines=True,
+                                check=True)
+        files = [str(ROOT / name) for name in listed.stdout.splitlines()
+                 if not name.startswith(self.SKIPPED) and not name.endswith((".json", ".jsonl", ".svg", ".png"))]
+        self.assertGreater(len(files), 500)
+        with tempfile.TemporaryDirectory() as folder:  # codespell does not read a pyproject.toml like ours
+            check = lambda *names: module("codespell_lib", "-L", self.NAMES, *names, folder=folder)
+            done = check(*filter(os.path.exists, files))
+            self.assertEqual((done.stdout, done.returncode), ("", 0))
+            wrong = pathlib.Path(folder) / "page.md"
+            wrong.write_text("It is recieved.\n")
+            self.assertIn("recieved ==> received", check(wrong).stdout)
 
 
 if __name__ == "__main__":
