@@ -5,12 +5,12 @@
 
 Run forward and backward from PyTorch in bfloat16 with random data, T tokens on each GPU. The script
 starts one process per GPU, unless torchrun has started it. In a round every implementation runs one
-step after a barrier on the device, and the time of the slowest rank is reported. The results of each
-implementation are first compared with those of "own", the layer with all experts on one GPU. The
-bandwidth that leaves a GPU is measured separately, in GB/s. A layer named NAME-graph is timed in a
-CUDA graph, unless the implementation waits for the host. T is halved until "usual" and the weights
-fit into the GPU's memory. The status is 1 if an implementation failed. A run of one minute: --layers
-qwen3-235b-graph --rounds 5. docs/benchmarks.md describes the implementations.
+step after a barrier on the device, and the time of the slowest rank is reported. The results of
+each implementation are first compared with those of "own", the layer with all experts on one GPU.
+The bandwidth that leaves a GPU is measured separately, in GB/s. A layer named NAME-graph is timed
+in a CUDA graph, unless the implementation waits for the host. T is halved until "usual" and the
+weights fit into the GPU's memory. The status is 1 if an implementation failed. A run of one minute:
+--layers qwen3-235b-graph --rounds 5. docs/benchmarks.md describes the implementations.
 """
 
 import argparse
@@ -139,9 +139,9 @@ class _Reordered(torch.autograd.Function):
 class Usual(Way):
     """The usual implementation: all-to-all of one copy of a token's row per pair, and grouped_mm.
 
-    Rows are sorted by expert, sent by all_to_all_single with the numbers of rows on the host, sorted
-    by expert again, computed by torch's grouped_mm, and sent back. Gather, SwiGLU and the weighted sum
-    are those of torch-grouped_mm-compiled, without atomics.
+    Rows are sorted by expert, sent by all_to_all_single with the numbers of rows on the host,
+    sorted by expert again, computed by torch's grouped_mm, and sent back. Gather, SwiGLU and the
+    weighted sum are those of torch-grouped_mm-compiled, without atomics.
     """
 
     waits = True
@@ -259,7 +259,7 @@ def fitting(case, device):
 
 
 def expected(problem):
-    """Return O, dX and the sums over ranks of the local dW1 and dW2, by the layer of all experts."""
+    """Return O, dX and the ranks' sums of the local dW1 and dW2, by the layer of all experts."""
     O, dX, _, *of_weights = way_of("own", problem).step()
     size = problem.case.E // dist.get_world_size()
     sums = []
@@ -320,7 +320,7 @@ def prepared(name, problem, want, in_graph):
 
 
 def measure(name, args, device):
-    """Measure a layer; return {way: values}, with "links", and {way: error} of those that failed."""
+    """Measure a layer; return {way: values}, with "links", and {way: error} of failures."""
     case = LAYERS[name] if args.tokens is None else dataclasses.replace(LAYERS[name], T=args.tokens)
     case = fitting(case, device)
     problem = Problem(case)  # the same weights on every rank; the tokens differ
@@ -347,7 +347,7 @@ def measure(name, args, device):
             found.pop(way, None)
     times = {way: [] for way in calls}
     for index in range(args.rounds):
-        for way in random.Random(index).sample(list(calls), len(calls)):  # the same order on every rank
+        for way in random.Random(index).sample(list(calls), len(calls)):  # equal on every rank
             times[way].append(timed(calls[way], device))
     times = {way: slowest(of, device) for way, of in times.items()}
     for way, values in found.items():
@@ -433,7 +433,8 @@ def main():
     add("--rounds", type=int, default=11)
     add("--tokens", type=int, help="T of a rank; default: that of each layer")
     add("--world", type=int, help="ranks; default: one per GPU, or 2 on a CPU")
-    add("--device", choices=["cuda", "cpu"], default="cuda", help="default: cuda; cpu only tests this script")
+    add("--device", choices=["cuda", "cpu"], default="cuda",
+        help="default: cuda; cpu only tests this script")
     add("--high-priority", action="store_true",
         help="give NCCL's streams a higher priority than the GEMMs'")  # fmt: skip
     add("--json", type=pathlib.Path, help="write a results file of JSON lines")

@@ -76,8 +76,8 @@ def memory(name, sequences=1, length=2048, format=None):
 def row(name, format=None):
     """Return a row of the table.
 
-    Memory grows with the number of tokens, so the search ends at the first step that is too large for
-    the largest card.
+    Memory grows with the number of tokens, so the search ends at the first step that is too large
+    for the largest card.
     """
     peaks = {}
     for sequences, length in STEPS:

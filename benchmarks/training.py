@@ -8,8 +8,8 @@ Train each variant with each seed, one after another. Runs of one seed have the 
 and the same order of the text. Write one line per run; a run that is in --out already is not
 repeated. The status is 1 if one of these conditions does not hold:
 
-- the experts improve the loss by at least 0.15 bits per byte, and improve it more than a dense layer
-  of the same active width, by more than the spread of top-K's seeds;
+- the experts improve the loss by at least 0.15 bits per byte, and improve it more than a dense
+  layer of the same active width, by more than the spread of top-K's seeds;
 - `nearest` is within 2 % of top-K of the same seed;
 - the first 10 losses on both devices differ by at most 0.001 nats, and the mean validation bits of
   the devices differ by at most the spread of the CPU's seeds.

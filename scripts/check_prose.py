@@ -5,9 +5,9 @@
   scripts/check_prose.py FILE...       these files, excluded or not
   scripts/check_prose.py --root DIR    the files of another tree
 
-Read the text of pages, docstrings, messages (strings of at least three words), comments of Python and
-comments of the public headers; skip code, addresses of links and HTML. Print file:line: rule: text ->
-message. Exit with 1 if a rule of level `error` found something.
+Read the text of pages, docstrings, messages (strings of at least three words), comments of Python
+and comments of the public headers; skip code, addresses of links and HTML. Print file:line: rule:
+text -> message. Exit with 1 if a rule of level `error` found something.
 """
 
 import argparse
@@ -28,15 +28,27 @@ except ImportError:  # Python 3.10 and older
 
 RULES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "prose.toml"
 START = r"(?:^|(?<=[.!?:;]) |(?<=[.!?][)\"']) )"
-ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)]) +|\s*(?:>\s?)+|\s*\*{0,2}\w+(?: \([^)]*\))?: |\s*:\w[\w ]*: ")
+ITEM = re.compile(
+    r"\s*(?:[-*+]|\d+[.)]) +|\s*(?:>\s?)+|\s*\*{0,2}\w+(?: \([^)]*\))?: |\s*:\w[\w ]*: "
+)
 FENCE = re.compile(r"^([ >]*)(```+|~~~+)(.*?)^[ >]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
 MARKUP = [
     (re.compile(r"<!--.*?-->|<!?/?[a-zA-Z][^<>]*>", re.DOTALL), ""),
     (re.compile(r"(?:\{[\w:]+\}|:[\w:]+:)?(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL), "X_"),
-    (re.compile(r"!?\[((?:[^][]|\[[^]]*\])*)\](?:\([^()\s]*(?:\([^()]*\))?[^()\s]*(?:\s\"[^\"]*\")?\)|\[[^]]*\])"), r"\1"),
+    (
+        re.compile(
+            r"!?\[((?:[^][]|\[[^]]*\])*)\](?:\([^()\s]*(?:\([^()]*\))?[^()\s]*(?:\s\"[^\"]*\")?\)|\[[^]]*\])"
+        ),
+        r"\1",
+    ),
     (re.compile(r"\b(?:https?|mailto):[^\s)>]+|(?<![\w-])--[a-z][\w-]*"), "X_"),
     (re.compile(r"(?<![\w$])\$[^$]+\$(?!\w)"), "X_"),
-    (re.compile(r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|(?<!\w)_{1,2}(?=[A-Za-z])|(?<=[a-z.])_{1,2}(?!\w)"), ""),
+    (
+        re.compile(
+            r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|(?<!\w)_{1,2}(?=[A-Za-z])|(?<=[a-z.])_{1,2}(?!\w)"
+        ),
+        "",
+    ),
 ]
 
 
@@ -61,10 +73,12 @@ def paragraphs(text, line):
             yield "\n".join(part), begin
             part = []
         if table:
-            yield from ((cell.strip(), number) for cell in re.split(r"(?<!\\)\|", row) if cell.strip(" :-"))
+            yield from (
+                (cell.strip(), number) for cell in re.split(r"(?<!\\)\|", row) if cell.strip(" :-")
+            )
         elif row.strip():
             begin = begin if part else number
-            part.append(" ".join((row[item.end():] if item else row).split()))
+            part.append(" ".join((row[item.end() :] if item else row).split()))
             if row.startswith("#"):  # a heading, which begins no sentence
                 yield part.pop(), number
 
@@ -98,7 +112,9 @@ def python_pieces(text):
     docstrings, inside = set(), set()
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
+        if isinstance(
+            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        ) and ast.get_docstring(node):
             docstrings.add(node.body[0].value)
         elif isinstance(node, ast.JoinedStr):
             inside.update(part for part in ast.walk(node) if part is not node)
@@ -111,24 +127,35 @@ def python_pieces(text):
                 yield from ((part, node.lineno) for part, _ in paragraphs(without_markup(words), 1))
     for kind, piece, line in check_words.python_pieces(text):
         if kind == "comment":
-            yield from paragraphs(without_markup(re.sub(r"(?m)^\s*#+ ?(noqa.*|type:.*)?", "", piece)), line)
+            yield from paragraphs(
+                without_markup(re.sub(r"(?m)^\s*#+ ?(noqa.*|type:.*)?", "", piece)), line
+            )
 
 
 def c_comments(text):
     for kind, piece, line in check_words.c_pieces(text):
         if kind == "comment":
             piece = re.sub(r"(?m)^[ \t]*(?://+[!<]?|/\*+<?|\*(?!/))[ \t]?|\*/$", "", piece)
-            yield from paragraphs(without_markup(re.sub(r"[@\\](?:param|p|c|ref|brief|file)\b", "", piece)), line)
+            yield from paragraphs(
+                without_markup(re.sub(r"[@\\](?:param|p|c|ref|brief|file)\b", "", piece)), line
+            )
 
 
 def c_strings(text):
     for kind, piece, line in check_words.c_pieces(text):
-        words = re.sub(r'"(\s*)"', r"\1", piece).strip('R"()').replace("\\n", "  ").replace('\\"', '"')
+        words = (
+            re.sub(r'"(\s*)"', r"\1", piece).strip('R"()').replace("\\n", "  ").replace('\\"', '"')
+        )
         if kind == "string" and len(re.findall(r"[A-Za-z]{2,}", words)) >= 3:
             yield from paragraphs(without_markup(words), line)
 
 
-READERS = {"pages": page_pieces, "python": python_pieces, "strings": c_strings, "comments": c_comments}
+READERS = {
+    "pages": page_pieces,
+    "python": python_pieces,
+    "strings": c_strings,
+    "comments": c_comments,
+}
 
 
 class Rule:
@@ -137,8 +164,10 @@ class Rule:
         self.hit, self.miss = table["hit"], table["miss"]
         flags = 0 if table.get("case") else re.IGNORECASE
         swap = table.get("swap") or {token: table["message"] for token in table["tokens"]}
-        self.patterns = [(re.compile(token.replace("(START)", START), flags), message)
-                         for token, message in swap.items()]
+        self.patterns = [
+            (re.compile(token.replace("(START)", START), flags), message)
+            for token, message in swap.items()
+        ]
 
     def find(self, text):
         """Yield (offset, matched text, message)."""
@@ -158,13 +187,17 @@ class Prose:
 
     def reader(self, path):
         """Return the function that reads a file's text, or None."""
-        kind = next((kind for kind, patterns in self.files.items() if matches(path, patterns)), None)
+        kind = next(
+            (kind for kind, patterns in self.files.items() if matches(path, patterns)), None
+        )
         return READERS.get(kind)
 
     def is_allowed(self, path, rule, paragraph, offset, found):
         for number, entry in enumerate(self.allowed):
             if entry["file"] == path and entry["rule"] == rule.name:
-                for match in re.finditer(r"\s+".join(map(re.escape, entry["text"].split())), paragraph):
+                for match in re.finditer(
+                    r"\s+".join(map(re.escape, entry["text"].split())), paragraph
+                ):
                     if match.start() <= offset and offset + len(found) <= match.end():
                         self.used.add(number)
                         return True
@@ -177,12 +210,17 @@ class Prose:
                 if rule.pages is None or matches(path, rule.pages):
                     for offset, found, message in rule.find(paragraph):
                         if not self.is_allowed(path, rule, paragraph, offset, found):
-                            yield line + paragraph.count("\n", 0, offset), rule, around(paragraph, offset, found), message
+                            yield (
+                                line + paragraph.count("\n", 0, offset),
+                                rule,
+                                around(paragraph, offset, found),
+                                message,
+                            )
 
 
 def around(text, offset, found):
     """Return what was found, in brackets, between the words next to it."""
-    before, after = text[:offset].split(" ")[-4:], text[offset + len(found):].split(" ")[:4]
+    before, after = text[:offset].split(" ")[-4:], text[offset + len(found) :].split(" ")[:4]
     return " ".join(f"{' '.join(before)}[{found}]{' '.join(after)}".split())
 
 
@@ -191,29 +229,47 @@ def matches(path, patterns):
 
 
 def main():
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("files", nargs="*", help="paths below the root")
-    parser.add_argument("--root", type=pathlib.Path, default=RULES.parents[1], help="folder of the tree")
-    parser.add_argument("--rule", action="append", help="name of a rule to check; repeat it for several")
+    parser.add_argument(
+        "--root", type=pathlib.Path, default=RULES.parents[1], help="folder of the tree"
+    )
+    parser.add_argument(
+        "--rule", action="append", help="name of a rule to check; repeat it for several"
+    )
     parser.add_argument("--all-levels", action="store_true", help="print suggestions too")
     options = parser.parse_args()
     prose = Prose()
     names = [rule.name for rule in prose.rules]
     for name in set(options.rule or ()) - set(names):
         parser.error(f"--rule must be one of {', '.join(names)}, got {name}")
-    prose.rules = [rule for rule in prose.rules if rule.name in (options.rule or names)
-                   and (rule.level != "suggestion" or options.all_levels)]
+    prose.rules = [
+        rule
+        for rule in prose.rules
+        if rule.name in (options.rule or names)
+        and (rule.level != "suggestion" or options.all_levels)
+    ]
     files = options.files
     if not files:
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=options.root, check=True, stdout=subprocess.PIPE)
-        files = [name for name in listed.stdout.decode().split("\0")
-                 if name and not matches(name, prose.excluded)]
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=options.root, check=True, stdout=subprocess.PIPE
+        )
+        files = [
+            name
+            for name in listed.stdout.decode().split("\0")
+            if name and not matches(name, prose.excluded)
+        ]
     count = 0
     for path in files:
         if prose.reader(path) and (options.root / path).is_file():
             found = prose.findings(path, (options.root / path).read_text(encoding="utf-8"))
-            for line, rule, words, message in sorted(set(found), key=lambda at: (at[0], at[1].name, at[2])):
+            for line, rule, words, message in sorted(
+                set(found), key=lambda at: (at[0], at[1].name, at[2])
+            ):
                 level = "" if rule.level == "error" else f"{rule.level}: "
                 print(f"{path}:{line}: {level}{rule.name}: {words} -> {message}")
                 count += rule.level == "error"

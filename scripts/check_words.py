@@ -5,8 +5,9 @@
   scripts/check_words.py FILE...       only these files
   scripts/check_words.py --root DIR    the files of another tree
 
-Read the names of all files, and the identifiers, comments and strings of code (C, C++, CUDA, Python,
-CMake, shell). Print file:line: word -> replacement. The exit status is 1 if a word was found.
+Read the names of all files, and the identifiers, comments and strings of code (C, C++, CUDA,
+Python, CMake, shell). Print file:line: word -> replacement. The exit status is 1 if a word was
+found.
 """
 
 import argparse

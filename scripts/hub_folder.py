@@ -41,7 +41,7 @@ def only(paths):
 
 
 def variant_of(unpacked, kernel):
-    """Return the folder's name in the form of kernels: minimum torch, CUDA version or cpu, machine."""
+    """Return the folder's name in the form of kernels: minimum torch, CUDA or cpu, machine."""
     stable_abi = kernel["torch"]["stable-abi"]
     backend, where = "cpu", "cpu"
     cuda = unpacked / "tilemoe" / "lib" / CUDA_LIBRARY

@@ -72,7 +72,7 @@ def _images(file):
                 if data[:4] == ZSTD_FRAME:
                     data = _decompressed(data)
                 if data[:4] != b"\x7fELF":
-                    raise Unreadable("kernels are not compressed with zstd, the only supported method")
+                    raise Unreadable("kernels are not compressed with zstd: not supported")
                 yield architecture, data
             entry += header + size
         at = file.find(FATBIN, end)

@@ -31,9 +31,9 @@ def end_together():
 def run(command, limit_s, environment, before=lambda: None):
     """Run a program; return its exit status and its output.
 
-    After `limit_s` seconds the program and its children are killed, and the status is None. `before()`
-    runs while no thread starts a program: a program that starts inherits, for a moment, the files that
-    `before()` has open for writing.
+    After `limit_s` seconds the program and its children are killed, and the status is None.
+    `before()` runs while no thread starts a program: a program that starts inherits, for a moment,
+    the files that `before()` has open for writing.
     """
     with _starting:
         before()

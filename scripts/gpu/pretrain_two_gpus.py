@@ -38,8 +38,8 @@ FSDPModule.set_custom_reduce_scatter = lambda self, comm: None
 import train
 sys.exit(train.main())
 """
-# Counts the gradient shards that the hook allocated in the computing stream, so that a run in which the
-# hook did nothing is reported.
+# Counts the gradient shards that the hook allocated in the computing stream, so that a run in which
+# the hook did nothing is reported.
 COUNTED = """
 import sys
 sys.path.insert(0, {example!r})
@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("build/gpu/pretrain"))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda",
-                        help="default: cuda; cpu tests this script over gloo in float32")  # fmt: skip
+                        help="default: cuda; cpu tests the script (gloo, float32)")  # fmt: skip
     args = parser.parse_args()
     work = args.work.resolve()
     data = corpus(work / "corpus")

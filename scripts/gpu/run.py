@@ -5,10 +5,10 @@
   scripts/gpu/run.py --programs build/ci test kernels      # two stages, which do not need a wheel
 
 The script does not build anything. Each stage ends within 8 minutes and writes a results file,
-STAGE.jsonl: one measurement per item with its status, and the measurements of the item's program. An
-item that passed at this commit is not repeated, so that an interrupted run continues. The skipped items
-are printed at the end with the reasons. The exit status is 1 if an item failed, if a program skipped a
-test without need, or if an item of a named stage was skipped.
+STAGE.jsonl: one measurement per item with its status, and the measurements of the item's program.
+An item that passed at this commit is not repeated, so that an interrupted run continues. The
+skipped items are printed at the end with the reasons. The exit status is 1 if an item failed, if a
+program skipped a test without need, or if an item of a named stage was skipped.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import groups
 from stages import ARCHS, AT_ONCE, STAGES, Machine, records
 
 STAGE_LIMIT_S = 480
-PACKAGES = ("torch", "transformers", "torchtitan", "jax")  # packages whose versions are stored in the results
+PACKAGES = ("torch", "transformers", "torchtitan", "jax")  # whose versions are stored
 
 
 def say(text):
@@ -201,7 +201,7 @@ def prepared(args, environment):
     installed = args.out / "installed"
     machine = Machine(args.programs, args.wheel, args.packages, installed)
     if "tilemoe" not in machine.programs:
-        sys.exit(f"run.py: error: {args.programs} does not contain the program tilemoe; build it first")
+        sys.exit(f"run.py: error: {args.programs} does not contain tilemoe; build it first")
     tilemoe = machine.program("tilemoe")
     build, error = info(tilemoe, environment)
     if build is None:
@@ -238,7 +238,7 @@ def main():
         found, statuses = [], []
         for item, result in run_stage(name, machine, facts, args, environment):
             found += measurements_of(name, item, result, facts)
-            records.write(args.out / f"{name}.jsonl", found)  # after each item, in case the run is interrupted
+            records.write(args.out / f"{name}.jsonl", found)  # after each item
             statuses.append(result["status"])
             if result["status"] != "passed":
                 lines.append(f"{name}, {item.name}: {result['status']}")

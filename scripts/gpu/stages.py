@@ -57,8 +57,8 @@ TWO_LAYOUTS = "CudaWeightLayouts.*OfTwo*"
 TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
-# Tests that run again with archs other than the GPU's default: those of GEMMs, and of the layer in the
-# PyTorch package. (The pretraining example runs on GPUs only in the stage two-gpus.)
+# Tests that run again with archs other than the GPU's default: those of GEMMs, and of the layer in
+# the PyTorch package. (The pretraining example runs on GPUs only in the stage two-gpus.)
 GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
          "cuda_router_logits_test", "cuda_train_test", "cuda_weight_layouts_test"]
 TORCH_FILES = ["cuda_test.py", "cuda_gemms_test.py", "cuda_quantized_test.py",
@@ -86,7 +86,7 @@ class Item:
     # Output -> {quantity: value}, or the measurements that the program wrote. Raises OSError,
     # ValueError or KeyError if the output has no result.
     report: Callable[[str], object]
-    missing: str | None = None  # the reason if the item cannot run here: run.py reports it and continues
+    missing: str | None = None  # why the item cannot run here: run.py reports it and continues
     # Tests that may be skipped; None: the program checks that (tests/torch/skips.py).
     may_skip: frozenset | None = frozenset()
     arch: str | None = None  # set by TILEMOE_ARCH; None: the GPU's default
@@ -96,7 +96,8 @@ class Machine:
     """The programs to run, the tools of this machine, and the MiB of memory of each GPU.
 
     `archs`: those that the first GPU runs, its default first. `wheel`: of the PyTorch package.
-    `packages`: a folder of wheels that its tests need. `installed`: the folder where they are installed.
+    `packages`: a folder of wheels that its tests need. `installed`: the folder where they are
+    installed.
     """
 
     def __init__(self, programs, wheel=None, packages=None, installed=None):
@@ -147,7 +148,7 @@ class Machine:
                     may_skip=None, arch=arch)
 
     def pytest_item(self, name, words, folder, limit_s, gpus=1, arch=None):
-        """Return an item that runs pytest, which is interrupted at the limit to report its results."""
+        """Return an item that runs pytest, which an interrupt at the limit makes report."""
         file = folder / f"{name}.xml"
         workers = importlib.util.find_spec("xdist") and gpus == 1
         words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={TESTS}",
@@ -185,7 +186,7 @@ def test_counts(file):
 
 
 def junit_counts(file):
-    """Return the numbers of tests of pytest as test_counts does, and the names of those that failed."""
+    """Return the counts of tests of pytest as test_counts does, and the names of failed ones."""
     cases = list(xml.etree.ElementTree.parse(file).iter("testcase"))
     if not cases:
         raise ValueError("no test ran")
@@ -222,7 +223,7 @@ def shared_gpu_results(output, log):
 
 
 def pretrain_losses(file):
-    """Return the last loss of each run, and the errors, from the results of pretrain_two_gpus.py."""
+    """Return the last loss of each run and the errors, from the results of pretrain_two_gpus.py."""
     found = json.loads(file.read_text())
     losses = {f"{name}, last loss": run["losses"][-1] for name, run in found["runs"].items()
               if run.get("losses")}
@@ -348,7 +349,7 @@ def command(machine, folder):
 
 
 def sizes(machine, folder):
-    """Check every row of every tensor of layers of real models' sizes, through the PyTorch package."""
+    """Check every row of every tensor of real models' layers, through the PyTorch package."""
     def item(name):
         file = folder / f"{name}.json"
         return machine.torch_item(name, [TESTS / "real_sizes.py", name, "--json", file], 120,
@@ -473,7 +474,7 @@ def with_adapters(machine, folder, layer, peers, arch=None):
     file = folder / f"{name}.jsonl"
 
     def of_item(_):
-        """Return the measurements under the item's name, since several items have the same sizes."""
+        """Return the measurements under the item's name: several items have the same sizes."""
         return [dataclasses.replace(one, name=f"bench/{name}/{one.name.rsplit('/', 1)[1]}")
                 for one in measured(file, name)]
 
@@ -501,8 +502,9 @@ def quantized(machine, folder):
 def jax(machine, folder):
     """Test tilemoe.jax on a GPU.
 
-    The bits must equal those of the PyTorch package, also in command buffers. Then measure the memory of
-    a step, with and without an optimiser in the program, and the time compared with jax.lax.ragged_dot.
+    The bits must equal those of the PyTorch package, also in command buffers. Then measure the
+    memory of a step, with and without an optimiser in the program, and the time compared with
+    jax.lax.ragged_dot.
     """
     def item(name, words, shape, limit_s=60, arch=None):
         name = named(name, arch)
@@ -544,7 +546,7 @@ def timed(machine, folder, name, words, limit_s=120, arch=None):
 
 
 def kernels(machine, folder):
-    """Time the layers' steps, also with other loads, biases and token rounding; routing; bare GEMMs."""
+    """Time the layers' steps (also other loads, biases, token rounding), routing, bare GEMMs."""
     item = lambda *given, **more: timed(machine, folder, *given, **more)
     return [
         *(item(layer, [layer]) for layer in CONFIGS),

@@ -401,7 +401,7 @@ class GpuRun(unittest.TestCase):
         self.assertEqual(said.returncode, 1)
         self.assertIn("nvidia-smi found no GPU", said.stderr)
         (self.folder / "programs" / "tilemoe").unlink()
-        self.assertIn("does not contain the program tilemoe; build it first", self.run_stages("test").stderr)
+        self.assertIn("does not contain tilemoe; build it first", self.run_stages("test").stderr)
         self.assertIn("got 'nonsense'", self.run_stages("nonsense").stderr)
 
 
