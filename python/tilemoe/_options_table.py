@@ -1,4 +1,4 @@
-"""The table of options in docs/pytorch.md. Imports no torch."""
+"""Write the table of options of docs/pytorch.md. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FUNCTIONS = {
 
 
 def table() -> str:
-    """The table, one row for each option: its default, the functions that take it, and its text."""
+    """Return the table: one row per option with its default, its functions and its text."""
     rows = ["| option | default | of | |", "|---|---|---|---|"]
     for name, field in options.FIELDS.items():
         default = field.default if not isinstance(field.default, str) else f'"{field.default}"'
@@ -31,14 +31,14 @@ def table() -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table between its two marks."""
+    """Return the page with the table between its two marks."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + table() + END + after
 
 
 def main() -> None:
-    about = "Prints the table of options, or writes it into pages."
+    about = "Print the table of options, or write it into pages."
     parser = argparse.ArgumentParser(prog="python -m tilemoe.options", description=about)
     parser.add_argument("page", nargs="*", type=pathlib.Path)
     pages = parser.parse_args().page

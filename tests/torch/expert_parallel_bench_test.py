@@ -37,7 +37,7 @@ def test_every_way_is_checked_and_timed(tmp_path):
     done = run("--tokens", "64", "--high-priority", "--rounds", "3", "--json", str(file), "--ways",
                *ways, "serial@99")  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "left out: serial@99: ValueError: tilemoe: CTAs per SM is 99" in done.stdout
+    assert "left out: serial@99: ValueError: ctas_per_sm must be an int in [1, 16], got 99" in done.stdout
     found = {one.name.removeprefix("expert-parallel/small/T=64/"): one for one in records.read(file)}
     links = found.pop("links").values
     assert links["ranks"] == 2 and links["all_gather_gb_per_s"] > 0 < links["all_to_all_gb_per_s"]

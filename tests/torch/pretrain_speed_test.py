@@ -91,7 +91,7 @@ def test_speed_is_measured_alternately(data, tmp_path, compared):  # noqa: F811
     losses = [line.values["last_loss"] for line in measured]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     status, out, err = compared(*options, "tilemoe", "scattermoe")
-    assert status == 1 and "runs on a GPU, and this process has none" in err
+    assert status == 1 and "requires a GPU, and this process has none" in err
     assert records.read(tmp_path / "speed.jsonl") == measured and names[0] not in out
     older = dataclasses.replace(measured[0], name=names[0] + "-turns4")  # of an earlier version
     records.write(tmp_path / "speed.jsonl", [older])

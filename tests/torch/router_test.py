@@ -381,7 +381,7 @@ def test_groups_and_factors_go_with_a_choice_from_logits():
     scores = tensors | {"logits_or_scores": torch.ones(T, K)}
     for options in (dict(n_group=4, topk_group=2), dict(routed_scaling_factor=2.0)):
         (name, *_) = options
-        refused(ValueError, f"{name}.*ids are given", tilemoe.moe, **scores, ids=ids, **options)
+        refused(ValueError, f"^{name} must have its default if ids", tilemoe.moe, **scores, ids=ids, **options)
         with pytest.raises(ValueError, match=f"{name}.*rounding"):
             tilemoe.moe(**tensors, K=K, rounding="up", m=4, **options)
 
