@@ -5,21 +5,20 @@
   scripts/check_prose.py FILE...       these files, excluded or not
   scripts/check_prose.py --root DIR    the files of another tree
 
-Read the text of pages, docstrings, messages (strings of at least three words), comments of Python
-and comments of the public headers; skip code, addresses of links and HTML. Print file:line: rule:
-text -> message. Exit with 1 if a rule of level `error` found something.
+Read public text: pages, docstrings, messages (strings of at least three words), comments of Python
+and of the public headers; and, for rules with `everywhere`, the comments and strings of all code.
+Print file:line: rule: text -> message. The exit status is 1 if a rule of level `error` found
+something.
 """
 
 import argparse
-import ast
 import fnmatch
-import html
 import pathlib
 import re
 import subprocess
 import sys
 
-import check_words
+import texts
 
 try:
     import tomllib
@@ -28,139 +27,12 @@ except ImportError:  # Python 3.10 and older
 
 RULES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "prose.toml"
 START = r"(?:^|(?<=[.!?:;]) |(?<=[.!?][)\"']) )"
-ITEM = re.compile(
-    r"\s*(?:[-*+]|\d+[.)]) +|\s*(?:>\s?)+|\s*\*{0,2}\w+(?: \([^)]*\))?: |\s*:\w[\w ]*: "
-)
-FENCE = re.compile(r"^([ >]*)(```+|~~~+)(.*?)^[ >]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
-MARKUP = [
-    (re.compile(r"<!--.*?-->|<!?/?[a-zA-Z][^<>]*>", re.DOTALL), ""),
-    (re.compile(r"(?:\{[\w:]+\}|:[\w:]+:)?(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL), "X_"),
-    (
-        re.compile(
-            r"!?\[((?:[^][]|\[[^]]*\])*)\](?:\([^()\s]*(?:\([^()]*\))?[^()\s]*(?:\s\"[^\"]*\")?\)|\[[^]]*\])"
-        ),
-        r"\1",
-    ),
-    (re.compile(r"\b(?:https?|mailto):[^\s)>]+|(?<![\w-])--[a-z][\w-]*"), "X_"),
-    (re.compile(r"(?<![\w$])\$[^$]+\$(?!\w)"), "X_"),
-    (
-        re.compile(
-            r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|(?<!\w)_{1,2}(?=[A-Za-z])|(?<=[a-z.])_{1,2}(?!\w)"
-        ),
-        "",
-    ),
-]
-
-
-def keep_lines(match, text=""):
-    """Return `text` and the line ends of what it replaces, so that lines keep their numbers."""
-    return match.expand(text) + "\n" * (match.group().count("\n") - match.expand(text).count("\n"))
-
-
-def without_markup(text):
-    for pattern, replacement in MARKUP:
-        text = pattern.sub(lambda match, to=replacement: keep_lines(match, to), text)
-    return html.unescape(text)
-
-
-def paragraphs(text, line):
-    """Yield (paragraph, line): text between empty lines, an item of a list, a cell of a table."""
-    part, begin = [], line
-    for number, row in enumerate([*text.split("\n"), ""], line):
-        table = row.lstrip().startswith("|")
-        item = ITEM.match(row)
-        if part and (not row.strip() or item or table):
-            yield "\n".join(part), begin
-            part = []
-        if table:
-            yield from (
-                (cell.strip(), number) for cell in re.split(r"(?<!\\)\|", row) if cell.strip(" :-")
-            )
-        elif row.strip():
-            begin = begin if part else number
-            part.append(" ".join((row[item.end() :] if item else row).split()))
-            if row.startswith("#"):  # a heading, which begins no sentence
-                yield part.pop(), number
-
-
-def page_pieces(text):
-    text = re.sub(r"\A---\n.*?\n---\n", keep_lines, text, flags=re.DOTALL)
-    yield from paragraphs(without_markup(FENCE.sub(keep_lines, text)), 1)
-
-
-def docstring_text(text):
-    """Return a docstring without its examples: lines of >>> and blocks after a double colon."""
-    rows, block = [], None
-    for row in text.split("\n"):
-        indent = len(row) - len(row.lstrip())
-        if block is not None and row.strip() and indent <= block:
-            block = None
-        rows.append("" if block is not None or row.lstrip().startswith((">>>", "...")) else row)
-        if row.rstrip().endswith("::"):
-            block = indent
-    return without_markup("\n".join(rows))
-
-
-def string_text(node):
-    """Return the text of a string or f-string, with X_ for its fields."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else ""
-    return "".join(part.value if isinstance(part, ast.Constant) else "X_" for part in node.values)
-
-
-def python_pieces(text):
-    docstrings, inside = set(), set()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(
-            node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        ) and ast.get_docstring(node):
-            docstrings.add(node.body[0].value)
-        elif isinstance(node, ast.JoinedStr):
-            inside.update(part for part in ast.walk(node) if part is not node)
-    for node in ast.walk(tree):
-        if node in docstrings:
-            yield from paragraphs(docstring_text(node.value), node.lineno)
-        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and node not in inside:
-            words = string_text(node)
-            if len(re.findall(r"[A-Za-z]{2,}", words)) >= 3:
-                yield from ((part, node.lineno) for part, _ in paragraphs(without_markup(words), 1))
-    for kind, piece, line in check_words.python_pieces(text):
-        if kind == "comment":
-            yield from paragraphs(
-                without_markup(re.sub(r"(?m)^\s*#+ ?(noqa.*|type:.*)?", "", piece)), line
-            )
-
-
-def c_comments(text):
-    for kind, piece, line in check_words.c_pieces(text):
-        if kind == "comment":
-            piece = re.sub(r"(?m)^[ \t]*(?://+[!<]?|/\*+<?|\*(?!/))[ \t]?|\*/$", "", piece)
-            yield from paragraphs(
-                without_markup(re.sub(r"[@\\](?:param|p|c|ref|brief|file)\b", "", piece)), line
-            )
-
-
-def c_strings(text):
-    for kind, piece, line in check_words.c_pieces(text):
-        words = (
-            re.sub(r'"(\s*)"', r"\1", piece).strip('R"()').replace("\\n", "  ").replace('\\"', '"')
-        )
-        if kind == "string" and len(re.findall(r"[A-Za-z]{2,}", words)) >= 3:
-            yield from paragraphs(without_markup(words), line)
-
-
-READERS = {
-    "pages": page_pieces,
-    "python": python_pieces,
-    "strings": c_strings,
-    "comments": c_comments,
-}
 
 
 class Rule:
     def __init__(self, name, table):
         self.name, self.level, self.pages = name, table["level"], table.get("pages")
+        self.is_everywhere = table.get("everywhere", False)
         self.hit, self.miss = table["hit"], table["miss"]
         flags = 0 if table.get("case") else re.IGNORECASE
         swap = table.get("swap") or {token: table["message"] for token in table["tokens"]}
@@ -190,7 +62,7 @@ class Prose:
         kind = next(
             (kind for kind, patterns in self.files.items() if matches(path, patterns)), None
         )
-        return READERS.get(kind)
+        return None if kind == "skipped" else texts.reader_of(kind, path)
 
     def is_allowed(self, path, rule, paragraph, offset, found):
         for number, entry in enumerate(self.allowed):
@@ -205,9 +77,9 @@ class Prose:
 
     def findings(self, path, text):
         """Yield (line, rule, found text, message) of a file."""
-        for paragraph, line in self.reader(path)(text):
+        for paragraph, line, is_public in self.reader(path)(text):
             for rule in self.rules:
-                if rule.pages is None or matches(path, rule.pages):
+                if (is_public or rule.is_everywhere) and matches(path, rule.pages or ["*"]):
                     for offset, found, message in rule.find(paragraph):
                         if not self.is_allowed(path, rule, paragraph, offset, found):
                             yield (

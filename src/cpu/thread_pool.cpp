@@ -262,10 +262,10 @@ Pool* pool() noexcept {
   return started;
 }
 
-// A child of fork() has the thread that called it and no other: its parent's workers are not there
-// to be joined, and a mutex that one of the other threads held stays held. So a child leaves all
-// that where it lies, and starts a pool of as many threads when it first computes. Its parent's is
-// kept in sight of leak checkers.
+// A child of fork() has the thread that called it and no other: its parent's workers do not exist
+// in the child and cannot be joined, and a mutex that one of the other threads held stays held. So
+// a child leaves them in place, and starts a pool of as many threads when it first computes. Its
+// parent's is kept in sight of leak checkers.
 [[maybe_unused]] Pool* parents_pool = nullptr;
 void leave_parents_pool() {
   new (&pool_mutex) std::mutex;

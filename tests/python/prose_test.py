@@ -14,6 +14,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_prose  # noqa: E402
+import texts  # noqa: E402
 
 PROSE = check_prose.Prose()
 
@@ -46,7 +47,7 @@ class Rules(unittest.TestCase):
             for text in rule.hit:
                 self.assertTrue(list(rule.find(text)), (rule.name, text))
             for text in rule.miss:
-                text = check_prose.without_markup(text)
+                text = texts.without_markup(text)
                 self.assertEqual(list(rule.find(text)), [], (rule.name, text))
 
     def test_every_expression_finds_something(self):
@@ -78,7 +79,7 @@ class Pages(unittest.TestCase):
         return found("docs/a.md", text)
 
     def test_lines_and_cells(self):
-        self.assertEqual(self.found("One.\n\nIt runs\nbeside it.\n"), [(4, "idiom")])
+        self.assertEqual(self.found("One.\n\nIt runs\nbeside it.\n"), [(4, "word")])
         self.assertEqual(self.found("The time goes\non.\n"), [(1, "idiom")])
         self.assertEqual(self.found("| a | b |\n|---|---|\n| one | Of a warp |\n"), [(3, "verbless-opening")])
         self.assertEqual(self.found("1. one\n2. Where X is\n"), [(2, "where-opening")])
@@ -86,16 +87,16 @@ class Pages(unittest.TestCase):
 
     def test_code_links_and_html_are_no_prose(self):
         self.assertEqual(self.found("```python\nbeside = 1\n```\n"), [])
-        self.assertEqual(self.found("- a\n\n  ```\n  beside\n  ```\n\nbeside\n"), [(7, "idiom")])
+        self.assertEqual(self.found("- a\n\n  ```\n  beside\n  ```\n\nbeside\n"), [(7, "word")])
         self.assertEqual(self.found("The option `beside=`, ``so many`` and\n`told\nby` it."), [])
         self.assertEqual(self.found("[text](beside.md#by-itself) <img alt='beside'> <!-- so\nmany -->"), [])
-        self.assertEqual(self.found("[tiles in turn](a.md)"), [(1, "idiom")])
-        self.assertEqual(self.found("It runs **beside** _it_."), [(1, "idiom")])
+        self.assertEqual(self.found("[tiles in turn](a.md)"), [(1, "word")])
+        self.assertEqual(self.found("It runs **beside** _it_."), [(1, "word")])
         self.assertEqual(self.found("with {repo}`beside` and $beside$"), [])
 
     def test_headings_begin_no_sentence(self):
         self.assertEqual(self.found("# What a token's bits depend on\nA step\n"), [])
-        self.assertEqual(self.found("## Tiles in turn\n"), [(1, "idiom")])
+        self.assertEqual(self.found("## Tiles in turn\n"), [(1, "word")])
 
 
 class Python(unittest.TestCase):
@@ -106,24 +107,34 @@ class Python(unittest.TestCase):
         self.assertEqual(self.found('"""Read it.\n\nWhere rows end, zero.\n"""\n'), [(3, "where-opening")])
         self.assertEqual(self.found('def f():\n    """Read it.\n\n    Args:\n        x: Of a warp.\n    """\n'), [(5, "verbless-opening")])
         self.assertEqual(self.found('raise E(f"{x} is no "\n        f"number")\n'), [(1, "is-no")])
-        self.assertEqual(self.found("x = 1  # runs beside it\n# as\n# ever\n"), [(1, "idiom"), (2, "idiom")])
+        self.assertEqual(self.found("x = 1  # runs beside it\n# as\n# ever\n"), [(1, "word"), (2, "idiom")])
 
     def test_code_is_no_prose(self):
-        self.assertEqual(self.found('"""Read it.\n\n>>> beside\n\nExample::\n\n    beside\n\nbeside ``beside``\n"""\n'), [(9, "idiom")])
+        self.assertEqual(self.found('"""Read it.\n\n>>> beside\n\nExample::\n\n    beside\n\nbeside ``beside``\n"""\n'), [(9, "word")])
         self.assertEqual(self.found("beside = told['beside']\n"), [])
 
 
 class C(unittest.TestCase):
     def test_comments_of_public_headers(self):
-        self.assertEqual(found("include/tilemoe/a.h", "/* One\n * by itself. */\nint x;  ///< so many\n"), [(2, "idiom"), (3, "idiom")])
-        self.assertEqual(found("include/tilemoe/a.h", 'int beside; #error "one is beside it"\n'), [])
+        self.assertEqual(found("include/tilemoe/a.h", "/* One\n * by itself. */\nint x;  ///< so many\n"), [(2, "word"), (3, "word")])
+        self.assertEqual(found("include/tilemoe/a.h", 'int as_ever; const char* x = "it is no number";\n'), [])
 
     def test_strings_of_programs(self):
-        self.assertEqual(found("src/a.cpp", '// beside\nf("it is %d", beside,\n  "x is "\n  "no number");\n'), [(3, "is-no")])
-        self.assertEqual(found("apps/a.cpp", 'f("told", "one \\"is\\"\\nbeside it");\n'), [(1, "idiom")])
+        self.assertEqual(found("src/a.cpp", '// nobody\nf("it is %d", beside,\n  "x is "\n  "no number");\n'), [(3, "is-no")])
+        self.assertEqual(found("apps/a.cpp", 'f("as ever", "one \\"is\\"\\nbeside it");\n'), [(1, "word")])
+
+    def test_words_of_all_code(self):
+        for path in ("src/a.cu", "tests/a.h", "include/tilemoe/a.h", "a.inc", "apps/a.cpp"):
+            text = '// One.\n// A slab\nint x;  // told which: nobody says\nauto y = "so many rows";\n'
+            some = [one for one in found(path, text) if one[1] in ("word", "opening")]
+            self.assertEqual(some, [(2, "word"), (4, "word")], path)
+        self.assertEqual(found("src/a.cpp", "// It arrives by\n// itself. Of a warp, each\n"), [(1, "word"), (2, "opening")])
+        self.assertEqual(found("tests/a.py", '"""One.\n\nA kit.\n"""\nx = "kit"  # asks\n'), [(3, "word"), (5, "word")])
+        self.assertEqual(found("tests/a.sh", "# held-out text\n"), [(1, "word")])
+        self.assertEqual(found("tests/a.cpp", "// nobody says it goes on\n"), [])
 
     def test_other_files_are_left_alone(self):
-        for path in ("src/a.py", "tests/a.py", "CHANGELOG.md", "a.txt"):
+        for path in ("CHANGELOG.md", "a.txt", "bindings/jax/vendored/a.h", "docs/prose.toml"):
             self.assertIsNone(PROSE.reader(path), path)
 
 
@@ -132,7 +143,7 @@ class Program(unittest.TestCase):
         with tree({"docs/a.md": "One.\n\nA tile beside it had been written.\n", "b.md": "A tile.\n"}) as root:
             done = run(root, "docs/a.md", "b.md")
             self.assertEqual(done.returncode, 1)
-            self.assertIn("docs/a.md:3: idiom: A tile [beside] it had been -> ", done.stdout)
+            self.assertIn("docs/a.md:3: word: A tile [beside] it had been -> ", done.stdout)
             self.assertIn("docs/a.md:3: warning: history: ", done.stdout)
             self.assertEqual(run(root, "--rule", "marks", "docs/a.md").returncode, 0)
             self.assertEqual((run(root, "b.md").returncode, run(root, "b.md").stdout), (0, ""))
