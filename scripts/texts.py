@@ -216,7 +216,7 @@ def reader_of_code(pieces_of, public=()):
 
 
 def reader_of(kind, path):
-    """Return the reader of a file, or None. Kinds: page, python, program, header, code."""
+    """Return the reader of a file, or None. Kinds: page, python, program, header, shell, code."""
     if kind in ("page", "python"):
         return read_page if kind == "page" else read_python
     if C_LIKE.search(path):
@@ -224,4 +224,6 @@ def reader_of(kind, path):
         return reader_of_code(c_pieces, public)
     if path.endswith((".py", ".pyi")):
         return reader_of_code(python_pieces)
-    return reader_of_code(hash_pieces) if WITH_HASH.search(path) else None
+    if WITH_HASH.search(path):
+        return reader_of_code(hash_pieces, ("comment", "string") if kind == "shell" else ())
+    return None
