@@ -250,7 +250,7 @@ void add_options(CLI::App& app, Options& options) {
       ->excludes(routing)
       ->capture_default_str();
   app.add_option("--limits", options.limits,
-                 "Peak rates of the device: TFLOP/s and GB/s; known for an H100")
+                 "What the device can do at most: TFLOP/s and GB/s; known for an H100")
       ->expected(2)
       ->check(CLI::PositiveNumber);
 }
