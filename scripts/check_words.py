@@ -5,8 +5,9 @@
   scripts/check_words.py FILE...       only these files
   scripts/check_words.py --root DIR    the files of another tree
 
-Read the names of all files, and the identifiers in code (C, C++, CUDA, Python, CMake, shell), its
-comments and strings. Print file:line: name -> replacement. The exit status is 1 if a name was found.
+Read the names of all files, and the identifiers in code (C, C++, CUDA, Python, CMake, shell), in
+comments and in strings. Print file:line: name -> replacement. The exit status is 1 if a name was
+found.
 scripts/check_prose.py checks text.
 """
 
@@ -21,8 +22,8 @@ import texts
 TABLE = pathlib.Path(__file__).resolve().with_name("words.txt")
 # The table and its tests, the changelog, and data.
 SKIPPED = re.compile(
-    r"^(scripts/(words\.txt|check_(words|prose)\.py)|tests/python/(words|prose)_test\.py|CHANGELOG\.md"
-    r"|(benchmarks/results|tests/data|docs/images|bindings/jax/vendored)/.*)$"
+    r"^(scripts/(words\.txt|check_(words|prose)\.py)|tests/python/(words|prose)_test\.py"
+    r"|CHANGELOG\.md|(benchmarks/results|tests/data|docs/images|bindings/jax/vendored)/.*)$"
 )
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 

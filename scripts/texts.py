@@ -1,7 +1,8 @@
-"""Read files as pieces of text: the names, comments and strings of code, and the paragraphs of prose.
+"""Read files as pieces of text: names, comments and strings of code, and paragraphs of prose.
 
-A reader of prose yields (paragraph, line, is_public) of a file. Public are pages, docstrings, messages and
-the comments of public headers. Code, addresses of links and HTML are replaced by the word X_, or removed.
+A reader of prose yields (paragraph, line, is_public) of a file. Public are pages, docstrings,
+messages and the comments of public headers. Code and addresses are replaced by the word X_, and
+markup is removed.
 """
 
 import ast
@@ -32,7 +33,7 @@ MARKUP = [
         r"\1",
     ),
     (re.compile(r"\b(?:https?|mailto):[^\s)>]+|(?<![\w-])--[a-z][\w-]*"), "X_"),
-    (re.compile(r"(?<![\w$])\$[^$]+\$(?!\w)"), "X_"),
+    (re.compile(r"\$\$[^$]+\$\$|(?<![\w$])\$(?! )[^$\n]+(?<! )\$(?!\w)"), "X_"),
     (
         re.compile(
             r"\*{1,3}(?=\S)|(?<=\S)\*{1,3}|(?<!\w)_{1,2}(?=[A-Za-z])|(?<=[a-z.])_{1,2}(?!\w)"

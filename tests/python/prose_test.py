@@ -93,6 +93,7 @@ class Pages(unittest.TestCase):
         self.assertEqual(self.found("[tiles in turn](a.md)"), [(1, "word")])
         self.assertEqual(self.found("It runs **beside** _it_."), [(1, "word")])
         self.assertEqual(self.found("with {repo}`beside` and $beside$"), [])
+        self.assertEqual(self.found("One costs $5, stored\nbeside one of $6."), [(2, "word")])
 
     def test_headings_begin_no_sentence(self):
         self.assertEqual(self.found("# What a token's bits depend on\nA step\n"), [])
