@@ -39,13 +39,13 @@ def set_arch(arch: str | None) -> None:
 
 
 def set_kit(kit: str | None) -> None:
-    """Call `set_arch`, the newer name of this function. Deprecated."""
+    """Call `set_arch`; `set_kit` is its older name. Deprecated."""
     _renamed.warn("set_kit", "set_arch", 2)
     set_arch(kit)
 
 
 def arch_of(index: int) -> tuple[str | None, str | None]:
-    """Return the arch of a GPU and the reason for the choice, and why the GPU is unused.
+    """Return the arch of a GPU and the reason for the choice.
 
     The result is (text, None), or (None, reason) if the library does not use the GPU.
     """

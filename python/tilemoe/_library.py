@@ -87,7 +87,7 @@ def why_no_cpu() -> str | None:
 
 
 def set_ctas_per_sm(count: int) -> None:
-    """Set the number of CTAs per SM for grouped GEMMs ([1, 16], default 1).
+    """Set the number of CTAs per SM for grouped GEMMs (1 to 16, default 1).
 
     The setting applies to the whole process. With 1, a CTA runs for the whole GEMM and fills its
     pipeline once. If kernels of another stream occupy SMs, as NCCL's do in training on several

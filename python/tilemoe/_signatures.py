@@ -82,7 +82,7 @@ class Reader:
         return {newer if key == name else key: value for key, value in given.items()}
 
     def shows(self, function: _Function) -> _Function:
-        """Complete the signature and the docstring of a function or class that has **options.
+        """Complete the signature and the docstring of a function or class with `**options`.
 
         Both get the options with their defaults.
         """

@@ -130,7 +130,7 @@ def moe(
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Clip the norm of gradients like torch.nn.utils.clip_grad_norm_, with several meshes.
+    """Clip the norm of gradients like `torch.nn.utils.clip_grad_norm_`, with several meshes.
 
     The experts' parameters may be on one mesh and all others on another. Every rank calls the
     function. A gradient that is not a DTensor is assumed to be the same on all ranks.

@@ -59,9 +59,9 @@ class QuantizedExperts(NamedTuple):
     - nf4: codes (E R C / 2, 1), bytes, the high half first; scales (E R C / 64) float32.
     - nf4_double: codes as in nf4; scales (E R C / 64), bytes with the values scale_map[scale] *
       scale_of_scales + scale_offset, with one scale_of_scales per 256 scales.
-    - nvfp4: codes (E, R, C / 2), bytes of two e2m1 values, the low half first; scales (E, R, C /
-    16)
-      float8_e4m3fn with the values scale_of_scales * scale, with one scale_of_scales per expert.
+    - nvfp4: codes (E, R, C / 2), bytes of two e2m1 values, the low half first; scales (E, R,
+      C / 16) float8_e4m3fn with the values scale_of_scales * scale, with one scale_of_scales per
+      expert.
 
     Attributes:
         format: "fp8", "mxfp4", "nf4", "nf4_double" or "nvfp4".

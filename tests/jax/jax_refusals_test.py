@@ -33,7 +33,10 @@ def refused(function, good, change, *words):
 
 CASES = [
     (dict(x=ones((T, D + 8))), ["X has shape (13, 32)", "expected (13, 24)"]),
-    (dict(x=ones((T, D), jnp.int32)), ["x must be float32, bfloat16 or float16, got int32 with shape (13, 24)"]),
+    (
+        dict(x=ones((T, D), jnp.int32)),
+        ["x must be float32, bfloat16 or float16, got int32 with shape (13, 24)"],
+    ),
     (dict(x=1.0), ["x is a builtins.float"]),
     (dict(x=ones(())), ["x has shape ()"]),
     (dict(logits_or_scores=ones((T, E + 1))), ["logits has shape (13, 6)", "expected (13, 5)"]),
@@ -61,7 +64,10 @@ CASES = [
     (dict(n_group=3), ["n_group must be in", "got 3"]),
     (dict(selection_bias=ones(E)), ["selection_bias", "sigmoid"]),
     (dict(scoring="sigmoid", selection_bias=ones(E + 1)), ["selection_bias has shape (6,)"]),
-    (dict(scoring="sigmoid", selection_bias=ones(E, jnp.bfloat16)), ["selection_bias must be float32, got bfloat16"]),
+    (
+        dict(scoring="sigmoid", selection_bias=ones(E, jnp.bfloat16)),
+        ["selection_bias must be float32, got bfloat16"],
+    ),
     (dict(capacity=0), ["capacity must be an int >= 1, got 0"]),
     (dict(overwrite_H=None), ["overwrite_H must be True or False, got None"]),
     (dict(transposed=1), ["transposed must be True or False, got 1"]),
@@ -73,9 +79,15 @@ CASES = [
     (dict(lora=tilemoe.LoRA()), ["lora requires the factors of W1, of W2 or of both, got none"]),
     (dict(lora=tilemoe.LoRA(A2=LORA.A2)), ["lora.A2 requires lora.B2, got None"]),
     (dict(lora=tilemoe.LoRA(A1_up=LORA.A2, B1_up=LORA.B2)), ["lora.A1_up", "split"]),
-    (dict(lora=tilemoe.LoRA(A2=ones((E, 257, N)), B2=ones((E, D, 257)))), ["lora.A2 must have a rank in [1, 256], got 257"]),
+    (
+        dict(lora=tilemoe.LoRA(A2=ones((E, 257, N)), B2=ones((E, D, 257)))),
+        ["lora.A2 must have a rank in [1, 256], got 257"],
+    ),
     (dict(lora=tilemoe.LoRA(A2=ones((E, 8, D)), B2=LORA.B2)), ["lora.A2 has shape (5, 8, 24)"]),
-    (dict(lora=tilemoe.LoRA(A2=LORA.A2, B2=LORA.B2, scale=float("nan"))), ["lora.scale must be a finite number", "got nan"]),
+    (
+        dict(lora=tilemoe.LoRA(A2=LORA.A2, B2=LORA.B2, scale=float("nan"))),
+        ["lora.scale must be a finite number", "got nan"],
+    ),
 ]
 
 

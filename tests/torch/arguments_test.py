@@ -81,7 +81,7 @@ def test_memory_of_an_absent_bias():
     sentence = "weight_grad_out.b1 requires b1, got None"
     refused(ValueError, sentence, tilemoe.moe, **layer, K=K, weight_grad_out=given)
     refused(
-        TypeError, "weight_grad_out is a builtins.tuple, expected a tilemoe.WeightGradients",
+        TypeError, "weight_grad_out must be a tilemoe.WeightGradients, got a builtins.tuple",
         tilemoe.moe, **layer, K=K, weight_grad_out=(memory("W1"), memory("W2")),
     )  # fmt: skip
 

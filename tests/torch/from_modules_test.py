@@ -292,7 +292,7 @@ def hooked(expert):
 
 
 REFUSED = {
-    "norm": (WithNorm, r"experts.0.norm.weight \(32,\) is not a weight or a bias of gate_proj"),
+    "norm": (WithNorm, r"experts.0.norm.weight has shape \(32,\), but .* weights and biases of gate_proj"),
     "residual": (Residual, r"cannot compute .*Residual"),
     "scaled": (Scaled, r"cannot compute .*Scaled: its forward must be a swiglu"),
     "normed": (Normed, r"experts.0, a Normed, computes something before gate_proj and up_proj or"),

@@ -489,7 +489,7 @@ def test_wrong_arguments_are_named():
     refused(TypeError, "x is a .*list", first, [x], W1, routing)
     quantized = tilemoe.quantize_experts(torch.ones(E, 32, 64, dtype=DTYPE), "nf4")
     refused(NotImplementedError, "got W as a QuantizedExperts; pass W.dequantize", first, x, quantized, routing)
-    refused(ValueError, "K is 9", tilemoe.route, logits, 9)
+    refused(ValueError, r"K must be in \[1, 7\] for E = 7, got 9", tilemoe.route, logits, 9)
     refused(TypeError, "unexpected keyword", tilemoe.route, logits, K, scorings="sigmoid")
     refused(ValueError, "scores", tilemoe.route_ids, torch.zeros(T, K).int(), torch.ones(T, 1), E)
 

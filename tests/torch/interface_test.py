@@ -143,7 +143,7 @@ def test_the_older_name_of_overlap_warns(monkeypatch, call):
         for options, overlap in ((dict(overlap=False), "False"), ({}, "True")):
             with pytest.raises(Stop, match=overlap):
                 call(**options)
-    with pytest.raises(TypeError, match="overlap and beside, its older name, are both given"):
+    with pytest.raises(TypeError, match="overlap and beside are both given, expected only overlap"):
         call(overlap=True, beside=True)
 
 
@@ -191,7 +191,7 @@ def test_forward_returns_the_output_alone_by_default():
 def test_a_loss_that_nobody_would_receive_is_refused():
     layer = tilemoe.MoE(**SIZES)
     layer.balance_coefficient = 0.1
-    with pytest.raises(ValueError, match="balance_coefficient is 0.1 .* pass return_aux=True"):
+    with pytest.raises(ValueError, match="balance_coefficient=0.1 .* require return_aux=True"):
         layer(torch.randn(3, 32))
     assert layer.eval()(torch.randn(3, 32)).shape == (3, 32)  # nothing is trained
 

@@ -275,8 +275,8 @@ WRONG = {
     r"lora.A1 has shape \(7, 5, 32\), expected \(7, 5, 40\)": dict(A1=torch.zeros(E, 5, d - 8)),
     r"lora.B1 has shape \(7, 48, 6\), expected \(7, 48, 5\)": dict(B1=torch.zeros(E, 2 * n, 6)),
     r"lora.A2 has shape \(6, 16, 24\)": dict(A2=torch.zeros(E - 1, 16, n)),
-    "lora.A1 is given, but lora.B1 is None": dict(B1=None),
-    "lora.B2 is given, but lora.A2 is None": dict(A2=None),
+    "lora.A1 requires lora.B1, got None": dict(B1=None),
+    "lora.B2 requires lora.A2, got None": dict(A2=None),
     r"lora.A1 must have a rank in \[1, 256\], got 257": dict(
         A1=torch.zeros(E, 257, d), B1=torch.zeros(E, 2 * n, 257)
     ),

@@ -98,7 +98,7 @@ def test_speed_is_measured_alternately(data, tmp_path, compared):  # noqa: F811
     status, out, err = compared(*options, "tilemoe", "--ctas-per-sm", 4)
     assert status == 0 and out == "", err
     status, _, err = compared(*options, "tilemoe", "--layers", 3)
-    assert status == 1 and "--layers is 3, and tiny has 2" in err
+    assert status == 1 and "--layers must be in [1, 2] for tiny, got 3" in err
 
 
 @pytest.mark.long

@@ -93,12 +93,10 @@ def measure(peer, passes="both"):
         passes: Passes to measure.
 
     Returns:
-        saved_bytes: saved from forward to backward, with X and without weights. peak_bytes: the
-            maximum
-        of live memory, with resident_bytes: weights, X and dO. floor_bytes: the lower bound of a
-            layer
-        that saves H, by arithmetic. On a GPU reserved_bytes: the maximum that torch's allocator
-        reserved. Without a backward saved_bytes and floor_bytes are absent.
+        A dictionary. saved_bytes: saved from forward to backward, with X and without weights.
+        peak_bytes: the maximum of live memory, with resident_bytes: weights, X and dO. floor_bytes:
+        the lower bound of a layer that saves H, by arithmetic. On a GPU reserved_bytes: the maximum
+        that torch's allocator reserved. Without a backward saved_bytes and floor_bytes are absent.
     """
     found, backward = {}, passes in ("both", "backward")
     forward = peer.infer if passes == "inference" else peer.forward

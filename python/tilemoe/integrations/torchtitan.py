@@ -78,8 +78,7 @@ class TileMoERoutedExperts(RoutedExperts):
 
     - none (`LocalTokenDispatcher`, or no expert mesh): `tilemoe.moe`.
     - `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` if K is at least the number of
-    ranks
-      or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in its place, with
+      ranks or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in its place, with
       `dispatch`, with memory for every routing, or for `capacity_factor` times the mean if it is
       set.
     - `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` on the tokens that they

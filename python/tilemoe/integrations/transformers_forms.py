@@ -361,7 +361,7 @@ def _swiglu_numbers(gated: Callable) -> tuple[float, float, float]:
 
 
 def _value_and_slopes(function: Callable, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Return function(*inputs) and its gradient to each input: a gate may stop or change one."""
+    """Return `function(*inputs)` and its gradient to each input: a gate may change one."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     value = function(*inputs)
     return [value.detach(), *torch.autograd.grad(value.sum(), inputs)]

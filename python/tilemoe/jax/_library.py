@@ -229,7 +229,7 @@ def set_num_threads(count: int) -> None:
 
 
 def set_ctas_per_sm(count: int) -> None:
-    """Set the number of CTAs per SM for grouped GEMMs ([1, 16], default 1).
+    """Set the number of CTAs per SM for grouped GEMMs (1 to 16, default 1).
 
     The setting applies to the whole process. Compiled programs read it when they run, unless XLA
     has captured them in a command buffer. With 1 a CTA runs for the whole GEMM. If collectives of

@@ -44,9 +44,9 @@ def require_array(value: Any, name: str, dtypes: tuple[str, ...] = FLOATS) -> An
     array = jnp.asarray(value)
     if array.dtype.name not in dtypes:
         *first, last = dtypes
+        expected = f"{', '.join(first)} or {last}" if first else last
         raise ValueError(
-            f"{name} must be {', '.join(first)} or {last}, got {value.dtype} with shape "
-            f"{shape_text(array.shape)}"
+            f"{name} must be {expected}, got {value.dtype} with shape {shape_text(array.shape)}"
         )
     return array
 
