@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""A layer whose experts are spread over the GPUs of one host: each way compared with one GPU.
+"""Measure expert parallelism over the GPUs of one host, compared with all experts on each GPU.
 
   python3 benchmarks/expert_parallel.py --json expert_parallel.jsonl
 
-Forward and backward from PyTorch in bfloat16 with random data, T tokens on each GPU. It starts one
-process per GPU; torchrun may do that too. In a round every way runs a step after a barrier on the
-device; the slowest rank counts. Each way first computes what "own" does, the layer of all experts
-on one GPU. GB/s that leave a GPU are measured alone. A layer named NAME-graph is timed in a CUDA
-graph, except by ways that wait for the host. If half of a GPU's memory does not hold "usual" and a
-layer's weights, T is halved. The status is 1 if a way failed. One minute: --layers qwen3-235b-graph
---rounds 5. benchmarks/README.md describes the ways.
+Run forward and backward from PyTorch in bfloat16 with random data, T tokens on each GPU. The script
+starts one process per GPU, unless torchrun has started it. In a round every implementation runs one
+step after a barrier on the device, and the time of the slowest rank is reported. The results of
+each implementation are first compared with those of "own", the layer with all experts on one GPU.
+The bandwidth that leaves a GPU is measured separately, in GB/s. A layer named NAME-graph is timed
+in a CUDA graph, unless the implementation waits for the host. T is halved until "usual" and the
+weights fit into the GPU's memory. The status is 1 if an implementation failed. A run of one minute:
+--layers qwen3-235b-graph --rounds 5. benchmarks/README.md describes the implementations.
 """
 
 import argparse
@@ -38,18 +39,18 @@ LAYERS = {
     "30b-n256": CASES["30b-n256"],
     "qwen3-235b-graph": dataclasses.replace(CASES["qwen3-235b"], T=4096),
     "k2": Case("k2", 32768, 4096, 3072, 64, 2, device="cuda", dtype="bfloat16"),
-    "small": Case("small", 64, 32, 16, 8, 2),  # on a CPU, to try this script
+    "small": Case("small", 64, 32, 16, 8, 2),  # for tests of this script on a CPU
 }
-AHEAD_CYCLES = 4_000_000  # about 2 ms of an SM: for the host to be ahead
-TIMEOUT_S = 200  # of a collective: if a rank failed alone
-COPIES = 14  # of rows of pairs, T K d, that "usual" has at once, with the experts' H and A
+AHEAD_CYCLES = 4_000_000  # about 2 ms of an SM, in which the host launches ahead
+TIMEOUT_S = 200  # timeout of a collective, in case one rank failed
+COPIES = 14  # tensors of T K d elements in the peak of "usual", with the experts' H and A
 
 
 class Way:
-    """name@N: the GEMMs with N CTAs per SM, in waves (tilemoe.set_ctas_per_sm)."""
+    """One implementation of a step; NAME@N sets N CTAs per SM for its GEMMs (set_ctas_per_sm)."""
 
-    all_experts = False  # on every rank
-    waits = False  # for the host: no graph can have it
+    all_experts = False  # True: each rank has all experts
+    waits = False  # True: the host waits for the device, so the step cannot be captured in a graph
 
     def __init__(self, problem, ctas_per_sm=1, **options):
         self.problem, self.ctas_per_sm, self.options = problem, ctas_per_sm, options
@@ -61,19 +62,19 @@ class Way:
             self.W2 = problem.W2.detach()[own].requires_grad_()
 
     def step(self):
-        """-> O, dX, drouter, dW1, dW2"""
+        """Return O, dX, drouter, dW1 and dW2."""
         tilemoe.set_ctas_per_sm(self.ctas_per_sm)
         O = self.forward()
         leaves = [self.problem.X, self.problem.router, self.W1, self.W2]
         return O, *torch.autograd.grad(O, leaves, self.problem.dO)
 
     def plan_bytes(self):
-        """The peak of a step by tilemoe.expert_parallel.plan, with O and dX; None of other ways."""
+        """Return a step's planned peak in bytes, O and dX included; None without a plan."""
         return None
 
 
 class Own(Way):
-    """No expert parallelism: all experts, this rank's tokens."""
+    """No expert parallelism: this rank computes its tokens with all experts."""
 
     all_experts = True
 
@@ -83,7 +84,7 @@ class Own(Way):
 
 
 class Ours(Way):
-    """tilemoe.expert_parallel with these options, and memory for 1.5 times the mean."""
+    """tilemoe.expert_parallel with these options and a capacity factor of 1.5."""
 
     def __init__(self, problem, ctas_per_sm=1, **options):
         super().__init__(problem, ctas_per_sm, capacity_factor=1.5, **options)
@@ -105,7 +106,10 @@ class Ours(Way):
 
 
 class _Exchange(torch.autograd.Function):
-    """rows (sum of sent, d) -> (sum of received, d); sent, received: rows per rank, on the host."""
+    """Exchange rows: (sum(sent), d) -> (sum(received), d).
+
+    sent, received: the number of rows for and from each rank, lists on the host.
+    """
 
     @staticmethod
     def forward(ctx, rows, sent, received):
@@ -120,7 +124,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Reordered(torch.autograd.Function):
-    """rows[order], whose gradient reads, too, by the inverse order, instead of adding."""
+    """rows[order]; the gradient is gathered by the inverse order, without atomic additions."""
 
     @staticmethod
     def forward(ctx, rows, order, inverse):
@@ -133,9 +137,12 @@ class _Reordered(torch.autograd.Function):
 
 
 class Usual(Way):
-    """A copy of a token's row for each of its pairs: sorted by expert, sent by all_to_all_single
-    with the numbers of rows on the host, sorted again by expert, torch's grouped_mm, and back.
-    Gather, SwiGLU and the weighted sum are torch-grouped_mm-compiled's, without atomics."""
+    """The usual implementation: all-to-all of one copy of a token's row per pair, and grouped_mm.
+
+    Rows are sorted by expert, sent by all_to_all_single with the numbers of rows on the host,
+    sorted by expert again, computed by torch's grouped_mm, and sent back. Gather, SwiGLU and the
+    weighted sum are those of torch-grouped_mm-compiled, without atomics.
+    """
 
     waits = True
 
@@ -144,7 +151,7 @@ class Usual(Way):
         s, order, ends = TorchGroupedMM(p).route()
         rows_of_pairs = inverse_of(order)
         counts = ends.diff(prepend=ends.new_zeros(1))  # (E)
-        arriving = torch.empty_like(counts)  # of each rank for each of this one's experts
+        arriving = torch.empty_like(counts)  # rows from each rank for each local expert
         dist.all_to_all_single(arriving, counts)
         by_rank = torch.stack([counts, arriving]).view(2, ranks, E_local)
         sent, received = by_rank.sum(2).tolist()  # the host waits
@@ -187,14 +194,17 @@ DEFAULT_WAYS = ["own", "serial", "serial@4", "serial-kept", "chunks-2@4", "chunk
 
 
 def way_of(text, problem):
-    """Returns the way of a name in WAYS, or of NAME@N with N CTAs per SM."""
+    """Return the implementation of a name in WAYS, or of NAME@N with N CTAs per SM."""
     name, _, ctas_per_sm = text.partition("@")
     kind, options = WAYS[name]
     return kind(problem, int(ctas_per_sm or 1), **options)
 
 
 def timed(call, device):
-    """Milliseconds of a call on this rank; the ranks' devices begin together, the hosts ahead."""
+    """Return the milliseconds of a call on this rank.
+
+    The devices of all ranks begin together, and the hosts launch ahead of them.
+    """
     one = torch.ones(1, device=device)
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -214,14 +224,14 @@ def timed(call, device):
 
 
 def slowest(numbers, device):
-    """Each the largest of all ranks'."""
+    """Return the maximum of each number over the ranks."""
     values = torch.tensor(numbers, dtype=torch.float64, device=device)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return values.tolist()
 
 
 def link_gb_per_s(rows, rounds):
-    """{collective: GB/s that leave a GPU}; rows (T, d) of each."""
+    """Return {collective: GB/s that leave a GPU}; each rank sends rows (T, d)."""
     ranks = dist.get_world_size()
     every = rows.new_empty(ranks * rows.shape[0], rows.shape[1])
     back = torch.empty_like(every)
@@ -237,7 +247,7 @@ def link_gb_per_s(rows, rounds):
 
 
 def fitting(case, device):
-    """The case with T halved until the largest way fits into the GPU's memory."""
+    """Return the case with T halved until the largest implementation fits into the GPU's memory."""
     if device.type == "cpu":
         return case
     size = DTYPES[case.dtype].itemsize
@@ -249,7 +259,7 @@ def fitting(case, device):
 
 
 def expected(problem):
-    """O, dX, and the ranks' sums of this rank's dW1 and dW2, from the layer of all experts."""
+    """Return O, dX and the ranks' sums of the local dW1 and dW2, by the layer of all experts."""
     O, dX, _, *of_weights = way_of("own", problem).step()
     size = problem.case.E // dist.get_world_size()
     sums = []
@@ -263,14 +273,14 @@ def check(way, want):
     O, dX, _, dW1, dW2 = way.step()
     for name, got in zip(want, (O.detach(), dX, dW1, dW2)):
         if way.all_experts and name.startswith("dW"):
-            continue  # of one rank's tokens
+            continue  # the gradients of one rank's tokens alone
         error = ((got.double() - want[name].double()).norm() / want[name].double().norm()).item()
-        if not error <= 2 * TOLERANCE[got.dtype]:  # both round
-            raise Wrong(f"{name} is off by {error:.1e} of its norm")
+        if not error <= 2 * TOLERANCE[got.dtype]:  # both results are rounded
+            raise Wrong(f"{name} has a relative error of {error:.1e}")
 
 
 def peak_of(step):
-    """Bytes above what is allocated before it."""
+    """Return the peak memory of a step in bytes, above what is allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -297,7 +307,7 @@ def graph_of(step):
 
 
 def prepared(name, problem, want, in_graph):
-    """A way that was checked: what a round calls, and its values."""
+    """Check an implementation, and return what a round calls and its values."""
     way = way_of(name, problem)
     check(way, want)
     values = {"plan_bytes": way.plan_bytes(), "in_graph": False}
@@ -310,10 +320,10 @@ def prepared(name, problem, want, in_graph):
 
 
 def measure(name, args, device):
-    """{way: values} of a layer, "links" among them, and {way: why it was left out}."""
+    """Measure a layer; return {way: values}, with "links", and {way: error} of failures."""
     case = LAYERS[name] if args.tokens is None else dataclasses.replace(LAYERS[name], T=args.tokens)
     case = fitting(case, device)
-    problem = Problem(case)  # weights as on every rank, tokens of this one
+    problem = Problem(case)  # the same weights on every rank; the tokens differ
     own = torch.Generator(device).manual_seed(1 + dist.get_rank())
     with torch.no_grad():
         for tensor in (problem.X, problem.dO):
@@ -326,7 +336,7 @@ def measure(name, args, device):
         wrong = None
         try:
             calls[way], found[way] = prepared(way, problem, want, name.endswith("-graph"))
-        except Exception as error:  # torch's, too: whatever it raises
+        except Exception as error:  # any exception, those of torch included
             sentence = (str(error) or "without a message").splitlines()[0]
             wrong = f"{type(error).__name__}: {sentence}"
         every = [None] * dist.get_world_size()
@@ -337,7 +347,7 @@ def measure(name, args, device):
             found.pop(way, None)
     times = {way: [] for way in calls}
     for index in range(args.rounds):
-        for way in random.Random(index).sample(list(calls), len(calls)):  # as on every rank
+        for way in random.Random(index).sample(list(calls), len(calls)):  # equal on every rank
             times[way].append(timed(calls[way], device))
     times = {way: slowest(of, device) for way, of in times.items()}
     for way, values in found.items():
@@ -367,7 +377,7 @@ def sentences(found, left_out):
 
 
 def work(args, device):
-    """Runs on every rank. -> whether all ways ran."""
+    """Measure all layers on this rank; return whether every implementation ran."""
     measurements, complete = [], True
     facts = machine.describe(device.type, ("torch", "tilemoe"))
     if device.type == "cuda":
@@ -386,7 +396,7 @@ def work(args, device):
         if dist.get_rank() == 0:
             print(f"{name}: {dist.get_world_size()} ranks of {facts['device']}")
             print("\n".join(sentences(found, left_out)), flush=True)
-            if args.json:  # after each, for a run that is cut off
+            if args.json:  # after each layer, in case the run is interrupted
                 args.json.parent.mkdir(parents=True, exist_ok=True)
                 records.write(args.json, measurements)
         if device.type == "cuda":
@@ -395,7 +405,7 @@ def work(args, device):
 
 
 def joined(place, world, args, rendezvous):
-    """A rank from its start to its end; place: which of this host. Ends the process."""
+    """Run one rank (place: its number on this host) and end the process."""
     how, device = {}, torch.device(args.device)
     if rendezvous is not None:
         how = {"init_method": f"file://{rendezvous}", "rank": place, "world_size": world}
@@ -419,22 +429,23 @@ def main():
     add = parser.add_argument
     add("--layers", nargs="+", choices=LAYERS, metavar="LAYER", help=", ".join(LAYERS))
     add("--ways", nargs="+", default=DEFAULT_WAYS, metavar="WAY",
-        help=f"of {', '.join(WAYS)}; NAME@4: with 4 CTAs per SM")  # fmt: skip
+        help=f"implementations: {', '.join(WAYS)}; NAME@4: 4 CTAs per SM")  # fmt: skip
     add("--rounds", type=int, default=11)
-    add("--tokens", type=int, help="T of a rank, instead of each layer's")
+    add("--tokens", type=int, help="T of a rank; default: that of each layer")
     add("--world", type=int, help="ranks; default: one per GPU, or 2 on a CPU")
-    add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: to try this script")
+    add("--device", choices=["cuda", "cpu"], default="cuda",
+        help="default: cuda; cpu only tests this script")
     add("--high-priority", action="store_true",
-        help="NCCL's kernels go before GEMMs that wait for the same SMs")  # fmt: skip
+        help="give NCCL's streams a higher priority than the GEMMs'")  # fmt: skip
     add("--json", type=pathlib.Path, help="write a results file of JSON lines")
     args = parser.parse_args()
     if unknown := [way for way in args.ways if way.partition("@")[0] not in WAYS]:
-        parser.error(f"--ways {unknown[0]}: expected some of {', '.join(WAYS)}")
+        parser.error(f"--ways: {unknown[0]!r} must be one of {', '.join(WAYS)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("expert_parallel.py: error: torch finds no GPU")
     if args.high_priority:
         os.environ["TORCH_NCCL_HIGH_PRIORITY"] = "1"
-    if "RANK" in os.environ:  # of torchrun
+    if "RANK" in os.environ:  # set by torchrun
         joined(int(os.environ["LOCAL_RANK"]), None, args, None)
     world = args.world or (torch.cuda.device_count() if args.device == "cuda" else 2)
     with tempfile.TemporaryDirectory() as folder:

@@ -66,7 +66,7 @@ FORMATS = {
 
 
 def memory(name, sequences=1, length=2048, format=None):
-    """-> {what: bytes} of a step with checkpointing."""
+    """Return {what: bytes} of a step with activation checkpointing."""
     words = f"--model {name} --batch {sequences} --length {length}".split()
     args = lora.arguments(words)
     args.format = format
@@ -74,8 +74,11 @@ def memory(name, sequences=1, length=2048, format=None):
 
 
 def row(name, format=None):
-    """A line of the table. More tokens need more memory, so the first step that is too large for the
-    largest card is the last one tried."""
+    """Return a row of the table.
+
+    Memory grows with the number of tokens, so the search ends at the first step that is too large
+    for the largest card.
+    """
     peaks = {}
     for sequences, length in STEPS:
         parts = memory(name, sequences, length, format)
@@ -97,7 +100,7 @@ def usable(card):
 
 
 def table(formats):
-    """formats: {model: format of its experts}; None: 16 bits."""
+    """Return a table of models; `formats`: {model: format of its experts}, None for 16 bits."""
     columns = [*COLUMNS, *(f"{card} GB" for card in CARDS)]
     if any(formats.values()):
         columns[1] = "experts"

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""What `tilemoe train` reaches: validation bits per byte of its default model and its comparisons.
+"""Measure what `tilemoe train` reaches: validation bits per byte of its default model and variants.
 
     training.py --tilemoe build/release/apps/tilemoe/tilemoe --out train.jsonl
     training.py --tilemoe build/cuda/apps/tilemoe/tilemoe --out train.jsonl --devices cuda cpu
 
-Trains each variant with each seed, one after another. Runs of one seed share their first weights and
-the order of the text. Writes a line for each run; a run that --out has is not repeated. Ends with
-status 1 if one of these does not hold:
+Train each variant with each seed, one after another. Runs of one seed have the same initial weights
+and the same order of the text. Write one line per run; a run that is in --out already is not
+repeated. The status is 1 if one of these conditions does not hold:
 
-- the experts are worth at least 0.15 bits per byte, and more than a dense layer of the same active
-  width by more than the seeds of top-K differ;
+- the experts improve the loss by at least 0.15 bits per byte, and improve it more than a dense
+  layer of the same active width, by more than the spread of top-K's seeds;
 - `nearest` is within 2 % of top-K of the same seed;
-- the first 10 losses on both devices differ by at most 0.001 nats, and the means of their
-  validation bits by no more than the CPU's seeds do.
+- the first 10 losses on both devices differ by at most 0.001 nats, and the mean validation bits of
+  the devices differ by at most the spread of the CPU's seeds.
 
-Options that it does not know go to `tilemoe train`.
+Other options are passed to `tilemoe train`.
 """
 
 import argparse
@@ -41,7 +41,7 @@ FIRST_STEPS, LOSS_LIMIT, EXPERTS_LIMIT, ROUNDING_LIMIT = 10, 1e-3, 0.15, 0.02
 
 
 def train(args, options):
-    """-> the values of a run's line."""
+    """Return the values of a run's line."""
     with tempfile.TemporaryDirectory() as folder:
         command = [args.tilemoe, "train", "--out", folder, *options, *args.options]
         began = time.monotonic()
@@ -61,7 +61,7 @@ def train(args, options):
 
 
 def missed(runs):
-    """{(device, variant, seed): values} -> what does not hold, of what can be judged."""
+    """Return the conditions that do not hold; runs: {(device, variant, seed): values}."""
     found, bits = [], {}
     for (device, variant, seed), values in runs.items():
         bits.setdefault((device, variant), {})[seed] = values["bits_per_byte"]
@@ -71,8 +71,8 @@ def missed(runs):
         both = lambda variant: [(of(variant)[s], top_k[s]) for s in of(variant) if s in top_k]
         spread = max(top_k.values(), default=0) - min(top_k.values(), default=0)
         limits = {
-            "the experts' worth": all(a - b >= EXPERTS_LIMIT for a, b in both("experts-off")),
-            "the dense layer": all(a - b > spread for a, b in both("dense")),
+            "gain of the experts": all(a - b >= EXPERTS_LIMIT for a, b in both("experts-off")),
+            "gain over the dense layer": all(a - b > spread for a, b in both("dense")),
             "nearest": all(abs(a / b - 1) <= ROUNDING_LIMIT for a, b in both("nearest")),
         }
         found += [f"{what} ({device})" for what, holds in limits.items() if not holds]
@@ -80,10 +80,10 @@ def missed(runs):
     if cpu and cuda:
         losses = lambda device: [x for s in cpu for x in runs[device, "top-k", s]["first_losses"]]
         if max(abs(a - b) for a, b in zip(losses("cpu"), losses("cuda"))) > LOSS_LIMIT:
-            found.append("the first losses of both devices")
+            found.append("first losses on both devices")
         between = abs(statistics.mean(cpu.values()) - statistics.mean(cuda.values()))
         if between > max(cpu.values()) - min(cpu.values()):
-            found.append("the means of both devices")
+            found.append("mean validation bits on both devices")
     return found
 
 
@@ -113,7 +113,7 @@ def main():
             runs[device, variant, seed] = names[name].values
             print(f"{name}: {names[name].values['bits_per_byte']} bits per byte", flush=True)
     if wrong := missed(runs):
-        sys.exit("train.py: not met: " + "; ".join(wrong))
+        sys.exit("training.py: error: these conditions do not hold: " + "; ".join(wrong))
 
 
 if __name__ == "__main__":

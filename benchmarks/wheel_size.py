@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The size of a wheel of scripts/dist.sh, and the GPUs that its kernels are for.
+"""Report the size of a wheel that scripts/dist.sh built, and the architectures of its kernels.
 
   python3 benchmarks/wheel_size.py build/dist/tilemoe-*.whl --json benchmarks/results/wheel.jsonl
 
-Only machine code is counted, not the PTX that the driver compiles for other GPUs."""
+Only machine code is counted, not the PTX that the driver compiles for other GPUs.
+"""
 
 import argparse
 import pathlib

@@ -1,9 +1,9 @@
-"""Trains a MoE layer whose experts lie on several processes: tilemoe.MoE(expert_mesh=) and FSDP-2.
+"""Train a MoE layer with experts on several processes: tilemoe.MoE(expert_mesh=) and FSDP-2.
 
     torchrun --nproc-per-node 4 examples/expert_parallel.py
 
-Two processes share the experts; FSDP-2 shards each of them over the others, and everything else
-over all. It runs on GPUs if the machine has enough of them, else on the CPU.
+Two processes share the experts; FSDP-2 shards each expert over the others, and everything else over
+all. The program runs on GPUs if the machine has enough of them, else on the CPU.
 """
 
 import os
@@ -31,17 +31,17 @@ def main():
     mesh = init_device_mesh(device.split(":")[0], (world // ep, ep), mesh_dim_names=("dp", "ep"))
 
     dtype = torch.bfloat16 if on_gpus else torch.float32
-    torch.manual_seed(0)  # the same on every process: the experts are one layer's
+    torch.manual_seed(0)  # the same on every process: the experts belong to one layer
     layer = tilemoe.MoE(
         d, n, E, K, balance_coefficient=0.01, return_aux=True, expert_mesh=mesh["ep"],
         device=device, dtype=dtype,
     )  # fmt: skip
-    target = torch.randn(d, d, device=device, dtype=dtype)  # what is to be learnt
+    target = torch.randn(d, d, device=device, dtype=dtype)  # the function to learn
     fully_shard(layer.experts, mesh=mesh["dp"])
     fully_shard(layer, mesh=mesh._flatten("all"))
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
 
-    torch.manual_seed(1 + dist.get_rank())  # each process has tokens of its own
+    torch.manual_seed(1 + dist.get_rank())  # each process has different tokens
     for step in range(STEPS):
         x = torch.randn(T, d, device=device, dtype=dtype)
         out, aux = layer(x)
@@ -56,8 +56,8 @@ def main():
                 print(f"step {step}: loss {loss.item() / world:.4f}")
     dist.destroy_process_group()
     sys.stdout.flush()
-    # Without Python's own end: a thread of gloo's may still let go of what the last collective sent,
-    # and meanwhile torch would abort this process.
+    # Exit without Python's own shutdown: a thread of gloo may still release the data of the last
+    # collective, and torch would then abort this process.
     os._exit(0)
 
 

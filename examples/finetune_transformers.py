@@ -3,10 +3,10 @@
     python examples/finetune_transformers.py
     python examples/finetune_transformers.py --model allenai/OLMoE-1B-7B-0924 --text corpus.txt
 
-Two lines are TileMoE's: register() and experts_implementation="tilemoe"; the rest is Trainer's.
-Without --model the model is new, tiny and of bytes, and the text is this repository's docs: nothing
-is downloaded, and a CPU takes half a minute. With --model all weights are trained, with gradient
-checkpointing; the memory that this takes is printed before the weights are loaded.
+Two lines use TileMoE: register() and experts_implementation="tilemoe"; the rest is Trainer code.
+Without --model the model is new, tiny and reads bytes, and the text is this repository's docs:
+nothing is downloaded, and the run needs half a minute on a CPU. With --model all weights are
+trained, with gradient checkpointing; the required memory is printed before the weights are loaded.
 """
 
 import argparse
@@ -45,9 +45,11 @@ TINY = MixtralConfig(
 
 def arguments():
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", help="a checkpoint's folder or name; default: a tiny one")
+    parser.add_argument("--model", help="folder or name of a checkpoint; default: a tiny model")
     parser.add_argument("--text", type=Path, nargs="+", default=DOCS, help="files to train on")
-    parser.add_argument("--experts", default="tilemoe", help='or "eager", "grouped_mm" to compare')
+    parser.add_argument(
+        "--experts", default="tilemoe", help='or "eager", "grouped_mm" for comparison'
+    )
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step")
     parser.add_argument("--length", type=int, default=128, help="tokens per sequence")
@@ -56,8 +58,8 @@ def arguments():
         "--dtype",
         choices=["bfloat16", "float32"],
         default="bfloat16",
-        help="of --model's weights; float32 takes twice the memory, and keeps the small updates "
-        "that bfloat16 rounds away (default: bfloat16)",
+        help="dtype of --model's weights; float32 needs twice the memory, and keeps the small "
+        "updates that bfloat16 rounds away (default: bfloat16)",
     )
     parser.add_argument("--output", type=Path, default=Path("runs/finetune_transformers"))
     args = parser.parse_args()
@@ -67,10 +69,11 @@ def arguments():
 
 
 def memory(config, dtype, tokens):
-    """-> {what: bytes} of a training step with AdamW and gradient checkpointing.
+    """Return {part: bytes} of a training step with AdamW and gradient checkpointing.
 
-    What is kept for backward is each layer's input, and everything in one layer, estimated at 16
-    rows of the model's width a token, and five of its experts' for each expert that it goes to."""
+    Saved for backward are each layer's input, and everything in one layer, estimated at 16 rows of
+    the model's width per token, and five rows of the experts' width for each of its experts.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -78,7 +81,7 @@ def memory(config, dtype, tokens):
     width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
     layer = 16 * text.hidden_size + 5 * width * getattr(text, "num_experts_per_tok", 1)
     per_token = dtype.itemsize * (text.num_hidden_layers * text.hidden_size + layer)
-    logits = (dtype.itemsize + 12) * text.vocab_size  # and in float32: they, the loss, the gradient
+    logits = (dtype.itemsize + 12) * text.vocab_size  # also logits, loss, gradient in float32
     return {
         "weights": weights,
         "gradients": weights,
@@ -88,7 +91,7 @@ def memory(config, dtype, tokens):
 
 
 def require_memory(args, device):
-    """Print the memory that training takes, and exit if the device has less."""
+    """Print the memory of the training, and exit if the device has less."""
     config = AutoConfig.from_pretrained(args.model)
     parts = memory(config, getattr(torch, args.dtype), args.batch * args.length)
     needed = sum(parts.values())
@@ -101,14 +104,14 @@ def require_memory(args, device):
     print(f"memory in GiB: {each}; together {needed:.1f}, free on {device} {free:.1f}")
     if needed > free:
         raise SystemExit(
-            f"{args.model} does not fit: training all of its weights in {args.dtype} takes "
-            f"{needed:.0f} GiB, and {device} has {free:.0f} GiB free. Take a smaller model or "
-            "--batch, train adapters (PEFT), or shard it over several GPUs (FSDP)."
+            f"{args.model} does not fit: training all of its weights in {args.dtype} needs "
+            f"{needed:.0f} GiB, and {device} has {free:.0f} GiB free. Use a smaller model "
+            "or --batch, train adapters (PEFT), or shard it over several GPUs (FSDP)."
         )
 
 
 def load(args):
-    """-> model, and a function that turns text into ids (tokens)."""
+    """Return the model, and a function from text to ids (tokens)."""
     tilemoe.transformers.register()
     if args.model is None:
         model = AutoModelForCausalLM.from_config(TINY, experts_implementation=args.experts)
@@ -126,7 +129,7 @@ def load(args):
 
 
 def sequences(ids, length):
-    """ids (tokens) -> [{input_ids (length), labels (length)}]; the model shifts the labels."""
+    """Split ids (tokens) into [{input_ids (length), labels (length)}]; the model shifts labels."""
     rows = ids[: len(ids) // length * length].view(-1, length)
     return [{"input_ids": row, "labels": row} for row in rows]
 

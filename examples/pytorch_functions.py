@@ -1,9 +1,10 @@
-"""Trains a small block on this repository's docs with the functions alone, on the CPU in seconds:
+"""Train a small block on this repository's docs with the functions alone, on the CPU in seconds.
 
     python examples/pytorch_functions.py
 
 The router, the parameters and the loop are the caller's: a bfloat16 model whose experts' gradients
-are added to float32 buffers over micro-batches, rounded routing in training, plain top-K to judge.
+are added to float32 buffers over micro-batches, with token rounding in training and plain top-K in
+validation.
 """
 
 import pathlib
@@ -14,13 +15,13 @@ import torch.nn.functional as F
 import tilemoe
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
-CONTEXT, WIDTH = 8, 8  # bytes that predict the next one, and values for each
+CONTEXT, WIDTH = 8, 8  # bytes that predict the next byte, and values per byte
 d, n, E, K = CONTEXT * WIDTH, 64, 8, 2
 STEPS, MICRO_BATCHES, T = 100, 2, 128
 
 
 class Block(torch.nn.Module):
-    """ids (T, CONTEXT) of the last bytes -> logits (T, 256) of the next."""
+    """Predict logits (T, 256) of the next byte from ids (T, CONTEXT) of the last bytes."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +32,7 @@ class Block(torch.nn.Module):
         self.W2 = normal(n**-0.5, E, d, n)
         self.head = normal(d**-0.5, 256, d)
         self.to(torch.bfloat16)
-        # Backward adds the experts' gradients here: 16 bits would lose the small ones.
+        # Backward adds the experts' gradients here: 16 bits would lose small ones.
         self.gradients = tilemoe.WeightGradients(
             W1=torch.zeros(E, 2 * n, d), W2=torch.zeros(E, d, n)
         )
@@ -51,7 +52,7 @@ class Block(torch.nn.Module):
 
 
 def batch(text, generator):
-    """ids (T, CONTEXT), next (T)"""
+    """Return ids (T, CONTEXT) and next (T)."""
     starts = torch.randint(len(text) - CONTEXT, (T, 1), generator=generator)
     windows = text[starts + torch.arange(CONTEXT + 1)]
     return windows[:, :-1], windows[:, -1]
@@ -59,7 +60,7 @@ def batch(text, generator):
 
 @torch.no_grad()
 def validation_loss(block, text):
-    """Nats a byte, of every sixteenth byte."""
+    """Return the nats per byte, of every sixteenth byte."""
     block.eval()
     windows = text.unfold(0, CONTEXT + 1, 16)
     loss = F.cross_entropy(block(windows[:, :-1]).float(), windows[:, -1])
@@ -76,12 +77,12 @@ def main():
     train, validation = text[:cut], text[cut:]
 
     block = Block()
-    model = list(block.parameters())  # bfloat16; the optimizer moves float32 copies
+    model = list(block.parameters())  # bfloat16; the optimizer updates float32 copies
     master = [p.detach().float().requires_grad_() for p in model]
     optimizer = torch.optim.AdamW(master, lr=1e-2)
     added = {id(block.W1): block.gradients.W1, id(block.W2): block.gradients.W2}
 
-    print(f"validation loss {validation_loss(block, validation):.3f} nats a byte", flush=True)
+    print(f"validation loss {validation_loss(block, validation):.3f} nats per byte", flush=True)
     for _ in range(STEPS):
         for _ in range(MICRO_BATCHES):
             ids, target = batch(train, generator)
@@ -95,7 +96,7 @@ def main():
             p.grad = None
         for gradient in added.values():
             gradient.zero_()
-    print(f"validation loss {validation_loss(block, validation):.3f} nats a byte")
+    print(f"validation loss {validation_loss(block, validation):.3f} nats per byte")
 
 
 if __name__ == "__main__":

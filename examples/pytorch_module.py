@@ -1,9 +1,9 @@
-"""Trains one MoE layer to imitate a fixed one, on the CPU in a few seconds:
+"""Train one MoE layer to imitate a fixed one, on the CPU in a few seconds.
 
     python examples/pytorch_module.py
 
-Token rounding with a seed and a step, the losses, a selection bias kept by counts, and a state
-dict that another library reads.
+The example has token rounding with a seed and a step, the losses, a selection bias that counts
+update, and a state dict that another library reads.
 """
 
 import torch
@@ -13,14 +13,14 @@ from tilemoe.state_dict import from_torchtitan, to_torchtitan
 
 
 def train(student, teacher, steps, router_step):
-    """-> the task's loss at each step."""
+    """Train the student, and return the task's loss at each step."""
     optimizer = torch.optim.AdamW(student.parameters(), lr=3e-3, weight_decay=0.0)
     losses = []
     for step in range(steps):
         x = torch.randn(256, student.d)
         with torch.no_grad():
             target = teacher(x)
-        out, aux = student(x, seed=0, offset=step)  # the two that stochastic rounding draws from
+        out, aux = student(x, seed=0, offset=step)  # for stochastic rounding
         task = (out - target).square().mean()
         optimizer.zero_grad()
         (task + aux.loss).backward()

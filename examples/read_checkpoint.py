@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Reads a checkpoint of `tilemoe train` with the safetensors package, and runs its model in NumPy.
+"""Read a checkpoint of `tilemoe train` with the safetensors package, and run its model in NumPy.
 
     read_checkpoint.py runs/1/step-00001000.safetensors "The text to continue"
 
-prints what the file holds and which bytes the model expects next. The whole model is below; its
-rows of weights meet a token as `x @ W.T`. The formulas of the activations are the library's list,
+prints the contents of the file and the bytes that the model expects next. The whole model is below;
+weights are applied as `x @ W.T`. The formulas of the activations are in the library's list,
 include/tilemoe/activations.inc.
 """
 
@@ -19,11 +19,11 @@ from safetensors import safe_open
 
 
 def load(path, dtype=np.float32):
-    """The weights by name, and the trainer's state: step, configuration, SHA-256 of the text."""
+    """Return the weights by name, and the trainer's state: step, configuration, SHA-256."""
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
         if metadata.get("format") != "tilemoe-checkpoint" or metadata["format_version"] != "2":
-            raise ValueError(f"{path} is no checkpoint of tilemoe train, of format version 2")
+            raise ValueError(f"{path} must be a checkpoint of tilemoe train in format version 2")
         weights = {name: file.get_tensor(name).astype(dtype) for name in file.keys()
                    if not name.startswith("optimizer.")}
     return weights, json.loads(metadata["state"])
@@ -60,8 +60,10 @@ LIST = pathlib.Path(__file__).resolve().parents[1] / "include/tilemoe/activation
 
 
 def activation(name):
-    """Whether the activation is gated, and its function of gate and up, or of h: its formula in the
-    library's list."""
+    """Return whether the activation has a gate, and its function of gate and up, or of h.
+
+    The formula is that of the library's list.
+    """
     row = rf'^TILEMOE_ACTIVATION\({name.replace("-", "_")}, .* (true|false), +"(.*)"\)$'
     gated, formula = re.search(row, LIST.read_text(), re.MULTILINE).groups()
     arguments = "gate, up" if gated == "true" else "h"
@@ -73,7 +75,7 @@ def rms_norm(x, gain):  # (T, d), (d)
 
 
 def shifted(rows, by):
-    """Row t is row t - by; zeros if that row does not exist."""
+    """Return rows whose row t is row t - by; zeros if that row does not exist."""
     result = np.zeros_like(rows)
     result[by:] = rows[: len(rows) - by]
     return result
@@ -82,7 +84,7 @@ def shifted(rows, by):
 def embed(data, tables):  # bytes (T), (W, 256, d) -> (T, d)
     x = 0
     for j, table in enumerate(tables):
-        before = np.zeros_like(data)  # zeros stand before the text
+        before = np.zeros_like(data)  # zeros before the text
         before[j:] = data[: len(data) - j]
         x = x + table[before]
     return x
@@ -94,7 +96,7 @@ def convolution(u, filters):  # (T, d), (taps, d)
 
 def attention(u, qkv_weight, out_weight, heads):  # (T, d), (3 D, d), (d, D)
     q, k, v = np.split(u @ qkv_weight.T, 3, axis=1)  # (T, D) each
-    k = shifted(k, 1)  # a token's key comes from the token before it
+    k = shifted(k, 1)  # the key of a token is computed from the token before
     T, width = len(u), q.shape[1] // heads
     distance = np.arange(T)[:, None] - np.arange(T)  # (T, T)
     attended = []
@@ -107,9 +109,9 @@ def attention(u, qkv_weight, out_weight, heads):  # (T, d), (3 D, d), (d, D)
 
 
 def choose(logits, config, selection_bias):
-    """The experts of each token (T, K), and their scores."""
+    """Return the experts of each token (T, K), and their scores."""
     scoring = config["scoring"]
-    if config["routing"] != "top-k":  # trained by token rounding, whose scores are these
+    if config["routing"] != "top-k":  # trained with token rounding, which has these scores
         scoring = "softmax-renormalized"
     p = sigmoid(logits) if scoring.startswith("sigmoid") else softmax(logits)
     rank = p + selection_bias if scoring.startswith("sigmoid") else logits
@@ -142,7 +144,7 @@ def mixture(v, weights, name, config):  # (T, d)
 
 
 def logits(weights, config, data):
-    """Returns the logits (T, 256) of the byte after each byte of `data`."""
+    """Return the logits (T, 256) of the byte after each byte of `data`."""
     x = embed(np.frombuffer(data, np.uint8), weights["embedding.weight"])
     for layer in range(config["layers"]):
         block = f"blocks.{layer}."

@@ -1,64 +1,55 @@
 #!/usr/bin/env python3
-"""Finds words that this project does not use, and says what to write instead (scripts/words.txt).
+"""Find names with words that this project does not use, and print replacements (scripts/words.txt).
 
   scripts/check_words.py               every file that git tracks
-  scripts/check_words.py FILE...       these alone
-  scripts/check_words.py --root DIR    of another tree
+  scripts/check_words.py FILE...       only these files
+  scripts/check_words.py --root DIR    the files of another tree
 
-Reads the names of files and, of code (C, C++, CUDA, Python, CMake, shell), identifiers, comments and
-strings. Prints file:line: word -> replacement. Exits with 1 if it found any.
+Read the names of all files, and the identifiers in code (C, C++, CUDA, Python, CMake, shell), in
+comments and in strings. Print file:line: name -> replacement. The exit status is 1 if a name was
+found.
+scripts/check_prose.py checks text.
 """
 
 import argparse
-import io
 import pathlib
 import re
 import subprocess
 import sys
-import tokenize
+
+import texts
 
 TABLE = pathlib.Path(__file__).resolve().with_name("words.txt")
-# The table and its check; what is a record of its time; data.
+# The table and its tests, the changelog, and data.
 SKIPPED = re.compile(
-    r"^(scripts/(words\.txt|check_words\.py)|tests/python/words_test\.py|CHANGELOG\.md"
-    r"|(benchmarks/results|tests/data|docs/images|bindings/jax/vendored)/.*)$"
+    r"^(scripts/(words\.txt|check_(words|prose)\.py)|tests/python/(words|prose)_test\.py"
+    r"|CHANGELOG\.md|(benchmarks/results|tests/data|docs/images|bindings/jax/vendored)/.*)$"
 )
-C_LIKE = re.compile(r"\.(h|c|cpp|cu|cuh|inc|dict)$|\.(cu|h)\.in$")
-WITH_HASH = re.compile(r"\.(cmake|sh)$|(^|/)CMakeLists\.txt$|^\.ci/run$")
-C_TOKEN = re.compile(
-    r'(?P<text>//(?:[^\n\\]|\\.)*|/\*(?:.|\n)*?\*/|R"(?P<mark>[^\s()\\]*)\((?:.|\n)*?\)(?P=mark)"'
-    r'|"(?:[^"\\\n]|\\.)*")|(?P<name>[A-Za-z_]\w*)'
-)
-NAME = re.compile(r"[A-Za-z_]\w*")
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 class Rule:
-    def __init__(self, line, kind):
+    def __init__(self, line):
         word, rest = line.split(" -> ", 1)
         self.word = word.strip()
         self.replacement, self.example = (part.strip() for part in rest.rsplit(" | ", 1))
-        if kind == "names":
-            parts = self.word.lstrip("^").split()
-            pattern = " ".join(
-                re.escape(part[:-1]) + r"[a-z]*" if part.endswith("*") else re.escape(part)
-                for part in parts
-            )
-            begin = r"^(?:k )?" if self.word.startswith("^") else r"(?:^|(?<= ))"
-            self.pattern = re.compile(begin + pattern + r"(?= |$)")
-        else:
-            self.pattern = re.compile(self.word, re.IGNORECASE | re.MULTILINE)
+        pattern = " ".join(
+            re.escape(part[:-1]) + r"[a-z]*" if part.endswith("*") else re.escape(part)
+            for part in self.word.lstrip("^").split()
+        )
+        begin = r"^(?:k )?" if self.word.startswith("^") else r"(?:^|(?<= ))"
+        self.pattern = re.compile(begin + pattern + r"(?= |$)")
 
 
 class Words:
     def __init__(self, table=TABLE):
-        self.names, self.prose, allowed = [], [], []
+        self.names, allowed = [], []
         section = None
         for line in table.read_text(encoding="utf-8").splitlines():
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
-            if line in ("[names]", "[prose]", "[allowed]"):
+            if line in ("[names]", "[allowed]"):
                 section = line[1:-1]
             elif section == "allowed":
                 pattern, reason = line.split(" -- ")
@@ -66,119 +57,35 @@ class Words:
                     raise ValueError(f"{table}: no reason for {pattern}")
                 allowed.append(pattern)
             else:
-                getattr(self, section).append(Rule(line, section))
+                self.names.append(Rule(line))
         self.allowed = re.compile("|".join(f"(?:{pattern})" for pattern in allowed) or r"(?!)")
 
     def of_name(self, name):
-        """The rules that an identifier or the name of a file breaks."""
+        """Return the rules that an identifier or the name of a file breaks."""
         if self.allowed.fullmatch(name):
             return []
         parts = " ".join(part.lower() for part in PART.findall(name))
         return [(name, rule.replacement) for rule in self.names if rule.pattern.search(parts)]
 
-    def of_text(self, text, line):
-        """Those of a comment or string that begins at `line`: (line, word, replacement)."""
-        if self.allowed.fullmatch(f'"{text}"'):  # a string of Python alone, without its quotes here
-            return
-        # The marks and line ends of a comment part no words; its length and lines stay.
-        plain = re.sub(r"(?m)^[ \t]*(?://+|\*(?!/)|#+)", lambda m: " " * len(m.group()), text)
-        # Of the allowed ones those that cannot be words of a sentence.
-        plain = re.sub(r"(?<![\w-])(?:" + self.allowed.pattern + r")(?![\w-])",
-                       lambda m: m.group() if m.group().isalpha() and m.group().islower()
-                       else "`" * len(m.group()), plain)
-        flat = re.sub(r"\s*\n\s*", lambda m: " " * len(m.group()), plain)
-        for rule in self.prose:
-            for match in rule.pattern.finditer(squeeze(flat)):
-                yield line + text[: unsqueeze(flat, match.start())].count("\n"), \
-                    match.group().strip(" ."), rule.replacement
-        for match in NAME.finditer(plain):
+    def in_text(self, text, line):
+        """Yield (line, word, replacement) of the identifiers in a comment or string."""
+        for match in texts.NAME.finditer(text):
             if re.search(r"[a-z0-9]_[a-z0-9]|[a-z0-9][A-Z]", match.group()):
                 for name, replacement in self.of_name(match.group()):
-                    yield line + plain[: match.start()].count("\n"), name, replacement
-
-
-def squeeze(text):
-    """One space for several, and none at the beginning."""
-    return re.sub(r" +", " ", re.sub(r"^[ /*#]+", "", text))
-
-
-def unsqueeze(text, place):
-    """Where in `text` the character lies that is at `place` of squeeze(text)."""
-    at = len(re.match(r"^[ /*#]*", text).group())
-    for _ in range(place):
-        at += len(re.match(r" +", text[at:]).group()) if text[at : at + 1] == " " else 1
-    return at
-
-
-def c_pieces(text):
-    """(kind, text, line) of C, C++ and CUDA; neighbouring // lines are one comment."""
-    comment, begin, end = "", 0, -2
-    for match in C_TOKEN.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
-        if match["name"]:
-            yield "name", match["name"], line
-        elif match["text"].startswith("//"):
-            if comment and line == end + 1:
-                comment += "\n" + match["text"]
-            else:
-                if comment:
-                    yield "text", comment, begin
-                comment, begin = match["text"], line
-            end = line
-        else:
-            yield "text", match["text"], line
-    if comment:
-        yield "text", comment, begin
-
-
-def python_pieces(text):
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    except (tokenize.TokenError, SyntaxError, IndentationError):
-        yield from hash_pieces(text)
-        return
-    comment, begin, end = "", 0, -2
-    for token in tokens:
-        if token.type == tokenize.COMMENT:
-            if comment and token.start[0] == end + 1:
-                comment += "\n" + token.string
-            else:
-                if comment:
-                    yield "text", comment, begin
-                comment, begin = token.string, token.start[0]
-            end = token.start[0]
-        elif token.type == tokenize.NAME:
-            yield "name", token.string, token.start[0]
-        elif token.type == tokenize.STRING or tokenize.tok_name[token.type].startswith("FSTRING_M"):
-            yield "text", token.string.strip("rbfuRBFU").strip("\"'"), token.start[0]
-    if comment:
-        yield "text", comment, begin
-
-
-def hash_pieces(text):
-    """Of CMake and shell: a line's comment, and its words."""
-    for number, line in enumerate(text.split("\n"), 1):
-        match = re.search(r"(?:^|\s)#(?!!)(.*)$", line)
-        code = line[: match.start()] if match else line
-        if match:
-            yield "text", match[1], number
-        for name in NAME.findall(code):
-            yield "name", name, number
-        for string in re.findall(r'"[^"]*\s[^"]*"', code):
-            yield "text", string, number
+                    yield line + text.count("\n", 0, match.start()), name, replacement
 
 
 def findings(words, root, path):
-    """Yields (line, word, replacement) of a file; line 0 is its name."""
+    """Yield (line, word, replacement) of a file; line 0 is its name."""
     for part in pathlib.PurePosixPath(path).parts:
         for word, replacement in words.of_name(part):
             yield 0, word, replacement
-    if C_LIKE.search(path):
-        pieces = c_pieces
+    if texts.C_LIKE.search(path):
+        pieces = texts.c_pieces
     elif path.endswith((".py", ".pyi")):
-        pieces = python_pieces
-    elif WITH_HASH.search(path):
-        pieces = hash_pieces
+        pieces = texts.python_pieces
+    elif texts.WITH_HASH.search(path):
+        pieces = texts.hash_pieces
     else:
         return
     try:
@@ -190,7 +97,7 @@ def findings(words, root, path):
             for word, replacement in words.of_name(piece):
                 yield line, word, replacement
         else:
-            yield from words.of_text(piece, line)
+            yield from words.in_text(piece, line)
 
 
 def main():
@@ -204,8 +111,9 @@ def main():
     options = parser.parse_args()
     files = options.files
     if not files:
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=options.root, check=True,
-                                stdout=subprocess.PIPE)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=options.root, check=True, stdout=subprocess.PIPE
+        )
         files = [name for name in listed.stdout.decode().split("\0") if name]
     words = Words()
     count = 0
@@ -216,7 +124,7 @@ def main():
             print(f"{path}:{line}: {word} -> {replacement}")
             count += 1
     if count:
-        print(f"{count} words of scripts/words.txt in {len(files)} files", file=sys.stderr)
+        print(f"{count} names of scripts/words.txt in {len(files)} files", file=sys.stderr)
     return 1 if count else 0
 
 

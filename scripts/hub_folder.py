@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Lays out a wheel of the package (scripts/dist.sh) as Hugging Face's kernels load it. Run by
-scripts/hub.sh:
+"""Write a wheel of the package (scripts/dist.sh) as a folder that Hugging Face's kernels loads.
 
-  hub_folder.py WHEEL FOLDER    writes FOLDER/build/VARIANT anew, and the files of scripts/hub
+  hub_folder.py WHEEL FOLDER    replaces FOLDER/build/VARIANT, and copies the files of scripts/hub
 
-Of several variants in a folder, kernels take one that the machine's torch can load. Needs patchelf.
+scripts/hub.sh runs this script, which requires patchelf. If a folder has several variants, kernels
+selects one that the machine's torch can load.
 """
 
 import argparse
@@ -24,14 +24,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import kernel_hash  # noqa: E402
 
-# A kernel imports itself, torch and Python's own library: not what these are for.
+# A kernel may import only itself, torch and Python's standard library; these files need more.
 LEFT_OUT = ("bench", "_command", "__main__.py", "transformers.py", "torchtitan.py",
             "torchtitan_gpt_oss.py", "torchtitan_dispatchers.py",
             "transformers_expert_parallel.py", "peft*.py", "expert_adapters.py",
             "sharded_adapters.py", "kept_quantized.py", "quantized_loading.py",
             "jax", "libtilemoe_jax*.so")
 CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
-# Those of TILEMOE_CUDA_ARCHS, as kernels write them.
+# {architecture of TILEMOE_CUDA_ARCHS: its name in kernels}.
 ARCHITECTURES = {80: "8.0", 90: "9.0a", 100: "10.0", 120: "12.0"}
 
 
@@ -41,12 +41,12 @@ def only(paths):
 
 
 def variant_of(unpacked, kernel):
-    """The name of the folder, as kernels read it: the least torch, CUDA's version or cpu, the machine."""
+    """Return the folder's name in the form of kernels: minimum torch, CUDA or cpu, machine."""
     stable_abi = kernel["torch"]["stable-abi"]
     backend, where = "cpu", "cpu"
     cuda = unpacked / "tilemoe" / "lib" / CUDA_LIBRARY
     if cuda.exists():
-        # CUDA's runtime is inside, and one of 13.x runs on every driver of 13.
+        # The CUDA runtime is included, and a runtime 13.x runs on every driver for CUDA 13.
         _, nvcc = kernel_hash.kernels(cuda)
         major = nvcc.split(".")[0]
         backend, where = "cuda", f"cu{major}0"
@@ -64,12 +64,12 @@ def copy_package(unpacked, folder):
         subprocess.run(["patchelf", "--set-rpath", "$ORIGIN", library], check=True)
     shutil.copytree(
         only(unpacked.glob("*.dist-info")) / "licenses", folder / "licenses",
-        ignore=shutil.ignore_patterns("bindings"),  # of tilemoe.jax
+        ignore=shutil.ignore_patterns("bindings"),  # sources of tilemoe.jax
     )  # fmt: skip
 
 
 def digest(folder):
-    """Returns the hashes of all files, as kernels compares them."""
+    """Return the hashes of all files, in the form that kernels compares."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         "algorithm": "sha256",
@@ -83,7 +83,7 @@ def digest(folder):
 
 
 def backend_of(backend, folder):
-    """Its entry in the metadata, with the architectures that its library has machine code for."""
+    """Return the backend's entry in the metadata, with the architectures of its machine code."""
     if backend != "cuda":
         return {"type": backend}
     found, _ = kernel_hash.kernels(folder / "lib" / CUDA_LIBRARY)

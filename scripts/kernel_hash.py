@@ -6,8 +6,8 @@
 
 A kernel is hashed by its instructions (SASS) alone: names, paths and dates do not count, and the
 kernels of a unit are compared as a multiset. A change that only restructures the sources leaves
-every unit equal. BUILD_A and BUILD_B are two build folders by the same nvcc, or two files. Needs
-only Python and, for compressed kernels, libzstd.
+every unit equal. BUILD_A and BUILD_B are two build folders by the same nvcc, or two files. The
+script needs only Python and, for compressed kernels, libzstd.
 
 nvcc nests a kernel in three layers: a fatbin in the file, an ELF image per architecture in the
 fatbin, a section .text.KERNEL in the image. No library reads fatbins, and cuobjdump prints text.
@@ -31,7 +31,7 @@ NO_BITS = 8  # SHT_NOBITS
 
 
 class Unreadable(Exception):
-    """The file contains kernels in a form that is not understood."""
+    """The kernels of a file cannot be read."""
 
 
 def zstd():
@@ -48,7 +48,7 @@ def _decompressed(data):
     library, given = zstd(), ctypes.c_size_t(len(data))
     size = library.ZSTD_getFrameContentSize(data, given)
     if size > 1 << 31:  # two values near 2^64 mean an error
-        raise Unreadable("a compressed kernel has no size")
+        raise Unreadable("the size of a compressed kernel is unknown")
     image = ctypes.create_string_buffer(size)
     if library.ZSTD_decompress(image, ctypes.c_size_t(size), data, given) != size:
         raise Unreadable("a compressed kernel is damaged")
@@ -56,13 +56,13 @@ def _decompressed(data):
 
 
 def _images(file):
-    """(architecture, such as 90, and the ELF image, bytes) of all fatbins in `file`."""
+    """Yield (architecture, such as 90, and ELF image, bytes) of all fatbins in `file`."""
     at = file.find(FATBIN)
     while at >= 0:
         _, version, header, size = struct.unpack_from("<IHHQ", file, at)
         end = at + header + size
         if version != 1 or header != 16 or end > len(file):
-            at = file.find(FATBIN, at + 4)  # the constant in a program that reads fatbins
+            at = file.find(FATBIN, at + 4)  # only the constant, in a program that reads fatbins
             continue
         entry = at + header
         while entry < end:
@@ -72,14 +72,14 @@ def _images(file):
                 if data[:4] == ZSTD_FRAME:
                     data = _decompressed(data)
                 if data[:4] != b"\x7fELF":
-                    raise Unreadable("kernels are compressed by another method than zstd")
+                    raise Unreadable("kernels are not compressed with zstd: not supported")
                 yield architecture, data
             entry += header + size
         at = file.find(FATBIN, end)
 
 
 def _sections(image):
-    """(name, contents) of an ELF image's sections that have contents."""
+    """Yield (name, contents) of an ELF image's sections that have contents."""
     (table,) = struct.unpack_from("<Q", image, 40)
     entry_size, count, names = struct.unpack_from("<HHH", image, 58)
     headers = [struct.unpack_from("<IIQQQQ", image, table + i * entry_size) for i in range(count)]
@@ -91,8 +91,10 @@ def _sections(image):
 
 
 def kernels(path):
-    """Return {architecture: Counter of the kernels' hashes}, and the version of the nvcc that made
-    them; {} and None for a file without kernels."""
+    """Return {architecture: Counter of the kernels' hashes}, and the version of nvcc.
+
+    Return {} and None for a file without kernels.
+    """
     found, version = {}, None
     with open(path, "rb") as file:
         if not file.seek(0, 2):
@@ -109,12 +111,12 @@ def kernels(path):
 
 
 def whole(hashes):
-    """One hash of a multiset of kernels."""
+    """Return one hash of a multiset of kernels."""
     return hashlib.sha256("\n".join(sorted(hashes.elements())).encode()).hexdigest()[:16]
 
 
 def units(build):
-    """{path in the build folder: {architecture: Counter}} of the objects with kernels."""
+    """Return {path in the build folder: {architecture: Counter}} of the objects with kernels."""
     build = pathlib.Path(build)
     if build.is_file():
         return {"": kernels(build)[0]}
@@ -123,7 +125,7 @@ def units(build):
 
 
 def differences(first, second):
-    """A line for each unit whose kernels differ."""
+    """Return a line for each unit whose kernels differ."""
     lines = []
     for name in sorted({*first, *second}):
         if name not in first or name not in second:
@@ -142,7 +144,7 @@ def differences(first, second):
 
 
 def compare(first, second):
-    """Print what differs; the exit status."""
+    """Print the differences and return the exit status."""
     found = units(first), units(second)
     for build, of in zip((first, second), found):
         if not any(of.values()):

@@ -72,7 +72,7 @@ require() {
 require_python() {
   [ "${TILEMOE_SETUP:-}" != skip ] || return 0
   local environment=$root/.venv
-  "$environment/bin/python" -c 'import codespell_lib, matplotlib, numpy, safetensors' 2>/dev/null && return 0
+  "$environment/bin/python" -c 'import codespell_lib, matplotlib, numpy, ruff, safetensors' 2>/dev/null && return 0
   say "making .venv with what the Python tests import"
   { python3 -m venv "$environment" &&
     "$environment/bin/python" -m pip install -q -r "$root/tests/python/requirements.txt"; } >&2 ||

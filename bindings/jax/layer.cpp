@@ -188,7 +188,8 @@ void backward(Call& call) {
   auto args = sized<tilemoe_backward_args>();
   args.mode = mode_of(call);
   if (args.mode == TILEMOE_BACKWARD_OVER_H && call.memory("dH") != saved.H.data)
-    throw tilemoe::Error(tilemoe::Status::kInternalError, "XLA has not placed dH over H");
+    throw tilemoe::Error(tilemoe::Status::kInternalError,
+                         "expected dH in the memory of H, but XLA placed it elsewhere");
   args.routing = &routing, args.weights = &weights, args.dweights = &dweights;
   args.X = call.tensor("X"), args.dO = call.tensor("dO");
   args.saved = &saved;

@@ -127,11 +127,11 @@ ffi::Error run(TargetName name, void* stream, const ffi::RemainingArgs& operands
 } catch (const tilemoe::Error& error) {
   return {code_of(error.status()), error.what()};
 } catch (const std::bad_alloc&) {
-  return {ffi::ErrorCode::kResourceExhausted, "tilemoe: too little memory for the workspace"};
+  return {ffi::ErrorCode::kResourceExhausted, "cannot allocate the workspace"};
 } catch (const std::exception& error) {
   return {ffi::ErrorCode::kInternal, error.what()};
 } catch (...) {
-  return {ffi::ErrorCode::kInternal, "tilemoe: unknown exception"};
+  return {ffi::ErrorCode::kInternal, "unknown exception"};
 }
 
 template <TargetName kName>
@@ -176,7 +176,7 @@ Attributes read_attributes(const char* text) {
     (*values)[name] = std::strtod(value.c_str(), nullptr);
   const auto real = [values](const char* name) {
     const auto found = values->find(name);
-    if (found == values->end()) refuse(std::string("attribute ") + name + " is absent");
+    if (found == values->end()) refuse(std::string("attribute ") + name + " is required");
     return found->second;
   };
   return {[real](const char* name) { return static_cast<int64_t>(real(name)); }, real};

@@ -124,7 +124,8 @@ int32_t Call::ctas_per_sm() {
 void set_ctas_per_sm(int64_t count) {
   constexpr int64_t kMax = 16;
   if (count < 1 || count > kMax)
-    refuse("CTAs per SM is " + std::to_string(count) + ", expected 1 to " + std::to_string(kMax));
+    refuse("ctas_per_sm must be an int in [1, " + std::to_string(kMax) + "], got " +
+           std::to_string(count));
   process_ctas_per_sm.store(static_cast<int32_t>(count), std::memory_order_relaxed);
 }
 
@@ -135,8 +136,8 @@ torch::stable::Device device_of(std::initializer_list<Argument> arguments) {
     if (!first)
       first = name, device = tensor.device();
     else if (const torch::stable::Device other = tensor.device(); !(other == *device))
-      refuse(std::string(name) + " is on " + describe(other) + " and " + first + " on " +
-             describe(*device));
+      refuse("expected all tensors on one device: " + std::string(name) + " is on " +
+             describe(other) + ", " + first + " is on " + describe(*device));
   };
   for (const Argument& argument : arguments) {
     if (argument.tensor) look(argument.name, *argument.tensor);
@@ -144,7 +145,7 @@ torch::stable::Device device_of(std::initializer_list<Argument> arguments) {
     for (size_t i = 0; i < argument.list->size(); ++i)
       if (const MaybeTensor& tensor = (*argument.list)[i]) look(argument.names[i], *tensor);
   }
-  if (!first) refuse("a call without tensors");
+  if (!first) refuse("the call has no tensor, expected at least one");
   return *device;
 }
 
@@ -194,7 +195,7 @@ void check(tilemoe_status status) {
 
 void refuse(const std::string& sentence) {
   const char* status = tilemoe_status_name(TILEMOE_INVALID_ARGUMENT);
-  throw std::runtime_error(std::string(status) + ": tilemoe: " + sentence);
+  throw std::runtime_error(std::string(status) + ": " + sentence);
 }
 
 void refuse_length(const char* name, size_t size, size_t expected) {

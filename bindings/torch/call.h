@@ -87,7 +87,7 @@ void set_ctas_per_sm(int64_t count);
 // Torch's allocator has no memory for a tensor.
 struct OutOfMemory : std::runtime_error {
   explicit OutOfMemory(const std::string& shape)
-      : std::runtime_error("out of memory: tilemoe: no memory for a tensor of shape " + shape) {}
+      : std::runtime_error("out of memory: cannot allocate a tensor with shape " + shape) {}
 };
 
 // Throws if a call of the library failed: a std::runtime_error that begins with the status, which
@@ -101,7 +101,7 @@ void check(tilemoe_status status);
 template <typename To>
 To narrowed(const char* name, int64_t value) {
   if (value < std::numeric_limits<int32_t>::min() || value > std::numeric_limits<int32_t>::max())
-    refuse(std::string(name) + " is " + std::to_string(value) + ", expected an integer of 32 bits");
+    refuse(std::string(name) + " is " + std::to_string(value) + ", expected a 32-bit integer");
   return static_cast<To>(value);
 }
 

@@ -14,7 +14,8 @@ namespace {
 
 void check_top_k(const Rule& rule) {
   if (rule.kind != TILEMOE_ROUTING_TOP_K)
-    refuse("kind is " + std::to_string(rule.kind) + ", expected that of a top-K routing");
+    refuse("kind must be " + std::to_string(TILEMOE_ROUTING_TOP_K) + " (top-K), got " +
+           std::to_string(rule.kind));
 }
 
 // The gradients, except dX, that are computed from dH alone, and so can be computed last.
@@ -50,7 +51,7 @@ tilemoe_part part_of(const Tensor& bounds, const std::vector<int64_t>& cuts, int
     refuse("bounds has shape " + describe_shape(bounds) + ", expected (" +
            std::to_string(parts + 1) + ", " + std::to_string(E) + ") int32, contiguous");
   if (part < 0 || part >= parts)
-    refuse("part is " + std::to_string(part) + ", expected 0 to " + std::to_string(parts - 1));
+    refuse("part must be in [0, " + std::to_string(parts - 1) + "], got " + std::to_string(part));
   const auto first = static_cast<size_t>(part);
   tilemoe_part made{};
   made.struct_size = sizeof made;
@@ -225,14 +226,15 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
                    {"gradients", kGradientNames, gradients}});
   const Weights weights(call, weight_list);
   const Config config(numbers, reals);
-  if (gradients[kDX] || gradients[kDs]) refuse("dX or ds is given, expected weights' gradients");
+  if (gradients[kDX] || gradients[kDs])
+    refuse("expected only the gradients of weights, got dX or ds");
   const int64_t last = wanted & kOfW1 ? kOfW1 : 0, first = ~last;
   if (dO) {
     allocate(call, wanted & first, X, H, weights, config.numbers, accumulate, gradients);
     backward(call, dO, X, H, TILEMOE_BACKWARD_OVER_H, routing, weights, config,
              select(gradients, first), accumulate);
   } else if (wanted & ~kOfW1) {
-    refuse("dO is absent: dH alone gives only the gradients of W1 and b1");
+    refuse("dO is required for all gradients but those of W1 and b1");
   }
   // From here on H contains dH. Only a failure for lack of memory can be continued from.
   try {
@@ -249,8 +251,7 @@ std::tuple<std::vector<Tensor>, bool> experts_backward_over_H(
   } catch (const OutOfMemory&) {
     return {in_order(gradients, wanted & first), false};
   } catch (const std::exception& error) {
-    throw std::runtime_error("tilemoe: H was overwritten with dH, then: " +
-                             std::string(error.what()));
+    throw std::runtime_error("H was overwritten with dH, then: " + std::string(error.what()));
   }
   return {in_order(gradients, wanted), true};
 }
@@ -270,9 +271,8 @@ void experts_backward_out(const MaybeTensor& dO, const Tensor& X, const MaybeTen
                    {"gradients", kGradientNames, gradients}});
   const Weights weights(call, weight_list);
   const Config config(numbers, reals);
-  if (H.has_value() == H_consumed.has_value())
-    refuse("H and H_consumed are both given or both absent, expected one of them");
-  if (!dO && !H_consumed) refuse("dO is absent, expected only with an H_consumed that contains dH");
+  if (H.has_value() == H_consumed.has_value()) refuse("expected exactly one of H and H_consumed");
+  if (!dO && !H_consumed) refuse("dO is required unless H_consumed contains dH");
   const tilemoe_backward_mode mode = H    ? TILEMOE_BACKWARD_WHOLE
                                      : dO ? TILEMOE_BACKWARD_OVER_H
                                           : TILEMOE_BACKWARD_REST;
@@ -316,7 +316,7 @@ void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
   const Weights weights(call, weight_list);
   const Config config(numbers, reals);
   if (places & kOfW1)
-    refuse("gradients of W1 or b1 are given, but they are computed afterwards, from dH alone");
+    refuse("expected no gradients of W1 and b1: they are computed afterwards, from dH alone");
   const tilemoe_part of_pass = part_of(bounds, cuts, part, weights.W2().size(0));
   backward(call, dO, X, H, TILEMOE_BACKWARD_OVER_H, routing, weights, config, gradients, false,
            &of_pass, &workspace);

@@ -40,8 +40,9 @@ void check_one_layer(const tilemoe_experts& experts, const Tensor& W1, const Ten
   const int64_t rows = both ? 2 * experts.n : experts.n;
   if (W1.dim() == 3 && W1.size(0) == experts.E && W1.size(1) == rows && W1.size(2) == experts.d)
     return;
-  refuse("W1 has shape " + describe_shape(W1) + " and W2 " + describe_shape(W2) + ", expected " +
-         (both ? "(E, 2n, d)" : "(E, n, d)") + " and (E, d, n) of the same E, n and d");
+  refuse("W1 has shape " + describe_shape(W1) + ", W2 has shape " + describe_shape(W2) +
+         ", expected " + (both ? "(E, 2n, d)" : "(E, n, d)") +
+         " and (E, d, n) of the same E, n and d");
 }
 
 }  // namespace
@@ -121,7 +122,7 @@ void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H
                          : call.empty({H.size(0)}, ScalarType::Float);
   for (size_t place = 0; place < kWeights; ++place) {
     if (!(wanted & bit(kDWeights + place))) continue;
-    if (!weights[place]) refuse("the gradient of an absent weight is wanted");
+    if (!weights[place]) refuse(std::string(kWeightNames[place]) + " is required for its gradient");
     MaybeTensor& gradient = gradients[kDWeights + place];
     gradient = empty_like_weight(*weights[place]);
     if (accumulate) zero(*gradient);

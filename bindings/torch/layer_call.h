@@ -30,7 +30,7 @@ class Weights {
   Weights(const Call& call, const Tensors& list, const Quantized& its_quantized = {})
       : quantized(its_quantized), shapes_(list), given_(list) {
     for (size_t place : {kW1, kW2})
-      if (!list[place]) refuse(std::string(kWeightNames[place]) + " is absent");
+      if (!list[place]) refuse(std::string(kWeightNames[place]) + " is required");
     for (size_t place = 0; place < kWeights; ++place) {
       MaybeTensor& weight = given_[place];
       if (quantized.of(place)) weight = std::nullopt;

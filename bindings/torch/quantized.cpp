@@ -47,7 +47,7 @@ ExpectedArrays expected(int64_t format, const Values& values) {
       return arrays(count / 2, nf4_blocks, 1, 256, blocks_of(nf4_blocks, tilemoe::kNf4NestedBlock),
                     1);
     case TILEMOE_FORMAT_NVFP4: return arrays(count / 2, count / tilemoe::kNvfp4Block, 1, 0, E);
-    default: refuse("format is " + std::to_string(format) + ", which is none of tilemoe_format");
+    default: refuse("format must be a tilemoe_format, got " + std::to_string(format));
   }
 }
 
@@ -61,14 +61,14 @@ tilemoe_quantized view_of(const std::string& name, const MaybeTensor* arrays, in
     const MaybeTensor& array = arrays[i];
     if (array.has_value() != (elements > 0))
       refuse(name + "." + field + " is " + (array ? "given" : "absent") + ", expected " +
-             (elements > 0 ? "an array" : "none") + " of the format " +
+             (elements > 0 ? "an array" : "none") + " for the format " +
              tilemoe_format_name(static_cast<tilemoe_format>(format)));
     if (!array) continue;
     if (array->numel() != elements || static_cast<int64_t>(array->element_size()) != element_size ||
         !array->is_contiguous())
       refuse(name + "." + field + " has shape " + describe_shape(*array) + ", expected " +
              std::to_string(elements) + " contiguous elements of " + std::to_string(element_size) +
-             " bytes: the format is " + tilemoe_format_name(static_cast<tilemoe_format>(format)));
+             " bytes for the format " + tilemoe_format_name(static_cast<tilemoe_format>(format)));
     data[i] = array->data_ptr();
   }
   tilemoe_quantized view{};
@@ -115,7 +115,7 @@ tilemoe_quantized_weights Quantized::view(const Tensors& weights) const {
                                      std::pair(kW1Up, &tilemoe_quantized_weights::W1_up),
                                      std::pair(kW2, &tilemoe_quantized_weights::W2)}) {
     if (!of(place)) continue;
-    if (!weights[place]) refuse(std::string(kWeightNames[place]) + " is absent");
+    if (!weights[place]) refuse(std::string(kWeightNames[place]) + " is required");
     check_dims(kWeightNames[place], *weights[place], 3, "three dimensions");
     const auto& [format, transposed] = formats_[place];
     made.*field = view_of(kWeightNames[place], &arrays_[place * kArrays], format, transposed,

@@ -17,8 +17,7 @@ int64_t capture_id(Tensor tensor) {
   unsigned long long id = 0;
   const auto stream = static_cast<cudaStream_t>(call.stream());
   if (const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &id))
-    throw std::runtime_error(std::string("tilemoe: cudaStreamGetCaptureInfo: ") +
-                             cudaGetErrorString(error));
+    throw std::runtime_error(std::string("cudaStreamGetCaptureInfo: ") + cudaGetErrorString(error));
   return status == cudaStreamCaptureStatusActive ? static_cast<int64_t>(id) : 0;
 }
 

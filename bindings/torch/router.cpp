@@ -66,7 +66,8 @@ std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits
   const Tensor rows = dense_rows(logits);
   const int64_t T = logits.size(0), E = logits.size(1), K = rule.K;
   if (K < 1 || K > E)
-    refuse("K is " + std::to_string(K) + ", expected 1 to E = " + std::to_string(E));
+    refuse("K must be in [1, " + std::to_string(E) + "] for E = " + std::to_string(E) + ", got " +
+           std::to_string(K));
   const Tensor scores = call.empty({T, K}, ScalarType::Float);
   const Tensor ids = call.empty({T, K}, ids_dtype);
   const Tensor expert_counts = call.empty({E}, ScalarType::Int);

@@ -46,9 +46,9 @@ void check_counts(const Tensor& counts, int64_t rows) {
   int64_t left = rows;
   for (int64_t e = 0; e < counts.size(0); ++e) {
     if (count[e] < 0 || count[e] > left)
-      refuse("counts[" + std::to_string(e) + "] is " + std::to_string(count[e]) +
-             ", expected 0 to " + std::to_string(left) + ": rows has " + std::to_string(rows) +
-             ", and the counts before it are " + std::to_string(rows - left));
+      refuse("counts[" + std::to_string(e) + "] must be in [0, " + std::to_string(left) +
+             "], got " + std::to_string(count[e]) + ": rows has " + std::to_string(rows) +
+             " rows, the counts before it use " + std::to_string(rows - left));
     left -= count[e];
   }
 }
@@ -72,8 +72,8 @@ tilemoe_routing bind_routing(const Call& call, const tilemoe_routing_spec& spec,
   if (memory.dtype != TILEMOE_INT32 || memory.ndim != 1 || memory.stride[0] != 1 ||
       memory.shape[0] != elements(spec))
     refuse(std::string("routing is ") + tilemoe_dtype_name(memory.dtype) + " " +
-           describe_shape(tensor) + ", expected the contiguous int32 (" +
-           std::to_string(elements(spec)) + ",) that a route operator gave for these sizes");
+           describe_shape(tensor) + ", expected a contiguous int32 tensor with shape (" +
+           std::to_string(elements(spec)) + ",) from a route operator with these sizes");
   tilemoe_routing routing{};
   routing.struct_size = sizeof routing;
   check(tilemoe_routing_bind(&spec, memory.data, routing_bytes(spec), &routing));
@@ -137,7 +137,7 @@ std::tuple<Tensor, Tensor> route_logits(const Tensor& logits, const MaybeTensor&
 Tensor route_top_k(const Tensor& ids, const Tensor& scores, int64_t E, int64_t capacity) {
   const Call call({{"ids", ids}, {"scores", scores}});
   if (capacity < 1 && ids.numel() > 0)
-    refuse("capacity is " + std::to_string(capacity) + ", expected at least 1");
+    refuse("capacity must be >= 1, got " + std::to_string(capacity));
   return build_top_k(call, dense(ids), dense(scores), E, capacity);
 }
 

@@ -37,7 +37,8 @@ std::tuple<Names, Names, Names> option_names() {
 
 std::tuple<Names, std::vector<int64_t>, std::vector<int64_t>> routing_layout(int64_t kind) {
   if (kind < TILEMOE_ROUTING_TOP_K || kind > TILEMOE_ROUTING_GROUPED)
-    throw std::runtime_error("invalid argument: kind is " + std::to_string(kind));
+    throw std::runtime_error("invalid argument: kind must be a tilemoe_routing_kind, got " +
+                             std::to_string(kind));
   Names names;
   std::vector<int64_t> sizes, more;
   for (const tilemoe::RoutingArray& of : tilemoe::kRoutingArrays) {

@@ -34,7 +34,7 @@ std::string verify_case(const Tensor& like, std::string name, int64_t seed, int6
   namespace verify = tilemoe::verify;
   const Call call({{"like", like}});
   const verify::Case* const found = verify::find_case(name);
-  if (!found) refuse("name is " + name + ", expected a case of the registry");
+  if (!found) refuse("name must be a case of the registry, got " + name);
   return verify::to_json(verify::run_case(
       *found, static_cast<uint64_t>(seed), repeats, verify::memory_of(device_of(call)),
       backward ? verify::Passes::kAll : verify::Passes::kForward));

@@ -1,5 +1,7 @@
-"""Fine-tune a Mixture-of-Experts model of Hugging Face by low-rank adapters (LoRA) of its attention
-and its experts, with PEFT, transformers' Trainer and TileMoE, on one GPU or a CPU.
+"""Fine-tune a Mixture-of-Experts model of Hugging Face with low-rank adapters (LoRA).
+
+The program adapts attention and experts, with PEFT, transformers' Trainer and TileMoE, on one GPU
+or a CPU.
 
     python examples/finetune/lora.py
     python examples/finetune/lora.py --model allenai/OLMoE-1B-7B-0924 --text my.txt --plan
@@ -7,9 +9,10 @@ and its experts, with PEFT, transformers' Trainer and TileMoE, on one GPU or a C
     python examples/finetune/lora.py --model Qwen/Qwen3-30B-A3B --text my.txt --quantize nf4
 
 Experts of checkpoints in MXFP4 (gpt-oss) and FP8 stay quantised; --quantize quantises those of a
-checkpoint in 16 bits while it is loaded (QLoRA). Without --model the model is random, tiny and
-reads bytes: nothing is downloaded, and a CPU takes half a minute. Ctrl-C saves a checkpoint; the same command with --resume continues from it, on a CPU
-with the same bits. --output gets the adapters in PEFT's format, and a picture of the loss.
+16-bit checkpoint while it is loaded (QLoRA). Without --model the model is random, tiny and reads
+bytes: nothing is downloaded, and the run needs half a minute on a CPU. Ctrl-C saves a checkpoint;
+the same command with --resume continues from it, on a CPU with the same bits. --output receives the
+adapters in PEFT's format, and a picture of the loss.
 """
 
 import argparse
@@ -39,40 +42,42 @@ try:
     import tilemoe.peft
     import tilemoe.transformers
 except ImportError as missing:
-    sys.exit(f"error: {missing} (pip install '.[peft]' installs all that is needed)")
+    sys.exit(f"error: {missing} (pip install '.[peft]' installs all requirements)")
 
-DICTIONARY = Path("/usr/share/dictd/gcide.dict.dz")  # English, of Debian's package dict-gcide
+DICTIONARY = Path("/usr/share/dictd/gcide.dict.dz")  # English, from Debian's package dict-gcide
 DOCS = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
 DEFAULT_TEXT = [DICTIONARY] if DICTIONARY.exists() else DOCS
-LARGEST = 1 << 22  # bytes that are read of the default text
+LARGEST = 1 << 22  # bytes of the default text
 VALIDATION = 16  # sequences
 TINY = Qwen3MoeConfig(
     vocab_size=256, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=8,
     num_experts_per_tok=2, initializer_range=0.1,
 )  # fmt: skip
-# What the options of a resumed run must be the same in, so that it continues with the same bits.
+# Options that must not change in a resumed run, so that it continues with the same bits.
 IDENTITY = (
     "model", "quantize", "rank", "batch", "length", "steps", "learning_rate", "seed", "text_sha256",
 )  # fmt: skip
 FORMATS = ("nf4", "nf4_double", "mxfp4", "nvfp4", "fp8")
-USABLE = 0.92  # of the memory that is free: the rest is lost to the allocator, or CUDA's
+USABLE = 0.92  # usable part of the free memory: the rest is lost to the allocator or used by CUDA
 
 
 def arguments(argv):
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.partition("\n\n")[0])
     option = parser.add_argument
-    option("--model", help="a checkpoint's folder or name; default: a tiny random one")
-    option("--text", type=Path, nargs="+", help="files (.gz too); default: a dictionary, or docs/")
-    option("--plan", action="store_true", help="print the memory that a step needs, and stop")
-    option("--quantize", choices=FORMATS, help="quantise the experts of a checkpoint in 16 bits")
-    option("--rank", type=int, default=16, help="of the adapters (default: 16)")
+    option("--model", help="folder or name of a checkpoint; default: a tiny random model")
+    option(
+        "--text", type=Path, nargs="+", help="text files (.gz too); default: a dictionary, or docs/"
+    )
+    option("--plan", action="store_true", help="print the memory of a step, and exit")
+    option("--quantize", choices=FORMATS, help="quantise the experts of a 16-bit checkpoint")
+    option("--rank", type=int, default=16, help="rank of the adapters (default: 16)")
     option("--batch", type=int, help="sequences per step; default: 1, without --model 8")
     option("--length", type=int, help="tokens per sequence; default: 2048, without --model 128")
     option("--steps", type=int, default=100, help="default: 100")
     option("--learning-rate", type=float, help="default: 2e-4, without --model 1e-2")
     option("--checkpointing", action=argparse.BooleanOptionalAction,
-           help="compute activations again in backward, to save memory; default: with --model")  # fmt: skip
+           help="recompute activations in backward to save memory; default: with --model")  # fmt: skip
     option("--save-every", type=int, default=50, help="steps (default: 50)")
     option("--seed", type=int, default=0)
     option("--output", type=Path, default=Path("runs/finetune"), help="default: runs/finetune")
@@ -85,16 +90,16 @@ def arguments(argv):
             setattr(args, name, value)
     for name in ("rank", "batch", "length", "steps", "save_every"):
         if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, expected 1 or more")
+            parser.error(f"--{name.replace('_', '-')} must be >= 1, got {getattr(args, name)}")
     args.device = "cuda" if torch.cuda.is_available() else "cpu"
     args.dtype = torch.bfloat16 if args.model or args.device == "cuda" else torch.float32
-    args.format = args.quantize  # of the experts; None: 16 bits
+    args.format = args.quantize  # format of the experts; None: 16 bits
     args.build = dict(dtype=args.dtype, experts_implementation="tilemoe")
     return args
 
 
 def configuration(args):
-    """-> the model's configuration, and what from_pretrained needs besides args.build."""
+    """Return the model's configuration, and further arguments of from_pretrained."""
     if args.model is None:
         return TINY, {}
     try:
@@ -103,12 +108,15 @@ def configuration(args):
         sys.exit(f"error: --model {args.model}: {str(why).strip().splitlines()[0]}")
     if stored := getattr(config, "quantization_config", None):
         stored = stored if isinstance(stored, dict) else stored.to_dict()
-        format = stored.get("format", stored["quant_method"])  # of QuantizedExpertsConfig
+        format = stored.get("format", stored["quant_method"])  # QuantizedExpertsConfig
         if format not in FORMATS:
             why = f"is quantised ({format}), expected 16 bits, MXFP4 or FP8"
             sys.exit(f"error: {args.model} {why}")
         if args.quantize:
-            sys.exit(f"error: --quantize: {args.model} is quantised already ({format})")
+            sys.exit(
+                f"error: --quantize requires a 16-bit checkpoint, but {args.model} is "
+                f"quantised ({format})"
+            )
         args.format = format
         return config, {}
     if args.quantize:
@@ -120,17 +128,17 @@ def configuration(args):
 def quantize(model, format):
     try:
         tilemoe.transformers.quantize(model, format)
-    except ValueError as why:  # a size
+    except ValueError as why:  # a wrong size
         sys.exit(f"error: --quantize: {why}")
 
 
 def with_adapters(model, rank):
-    """Adapters of every linear layer of attention, and of both weights of the experts."""
+    """Add adapters to every linear layer of attention, and to both weights of the experts."""
     modules = dict(model.named_modules())
     experts = {name: m for name, m in modules.items() if hasattr(m, "is_concatenated")}
     if not experts:
         sys.exit(f"error: {type(model).__name__} has no experts that TileMoE supports")
-    last = lambda name: name.rpartition(".")[2]  # PEFT adapts everything that ends in it
+    last = lambda name: name.rpartition(".")[2]  # PEFT adapts everything with this ending
     linear = [name for name, m in modules.items() if isinstance(m, torch.nn.Linear)]
     attention = {last(name) for name in linear if "attn" in name}
     weights = {
@@ -146,7 +154,7 @@ def with_adapters(model, rank):
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts the bytes of the tensors that exist, fake ones too, and keeps the largest sum."""
+    """Count the bytes of the existing tensors, also fake ones, and record the largest sum."""
 
     def __init__(self, resident):
         super().__init__()
@@ -175,13 +183,13 @@ class LiveMemory(TorchDispatchMode):
 
 
 def workspace(function, args):
-    """Bytes that an operator of TileMoE takes while it runs (docs/mathematics.md)."""
+    """Return the bytes that an operator of TileMoE allocates while it runs."""
     if function.namespace != "tilemoe" or not function._opname.startswith("experts"):
         return 0
     named = dict(zip((argument.name for argument in function._schema.arguments), args))
     (_, d, n), size = named["weights"][2].shape, named["X"].element_size()
     formats = named.get("formats") or [0, 0, 0]
-    # A quantised weight in 16 bits; a split gate's two are one.
+    # A quantised weight in 16 bits; the two weights of a split gate are one.
     of = lambda *places: size * sum(named["weights"][i].numel() for i in places if formats[i])
     W1, W2 = of(0, 1), of(2)
     if "capacity" in named:  # forward
@@ -192,7 +200,7 @@ def workspace(function, args):
 
 
 def replace_by_fakes(model):
-    """Its parameters and buffers become tensors without memory, but those that have none anyway."""
+    """Replace parameters and buffers with memory by fake tensors without memory."""
     made = {}
     has_memory = lambda t: t is not None and t.element_size() > 0
     like = lambda t: torch.empty(t.shape, dtype=t.dtype, requires_grad=t.requires_grad)
@@ -203,22 +211,23 @@ def replace_by_fakes(model):
 
 
 def quantized(model):
-    """The buffers of quantised weights."""
+    """Return the buffers of quantised weights."""
     return [buffer for buffer in model.buffers() if buffer.dtype == torch.uint8]
 
 
 def step_memory(config, args, checkpointing):
-    """-> {what: bytes} of a training step, by running it on fake tensors: nothing is loaded.
+    """Return {part: bytes} of a training step, by running it on fake tensors: nothing is loaded.
 
-    "activations" is the most that exists at one time in forward and backward, with the gradients
-    that exist at that time; so the peak is less than the sum of all parts."""
+    "activations" is the maximum that exists at one time in forward and backward, including the
+    gradients at that time; so the peak is less than the sum of all parts.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, **args.build)
         if args.format:
             quantize(model, args.format)
         model = with_adapters(model, args.rank).train()
     model.config.use_cache = False
-    if model.config._attn_implementation == "sdpa":  # would make a mask for fake tensors alone
+    if model.config._attn_implementation == "sdpa":  # would make a mask only for fake tensors
         AttentionInterface.register("sdpa_without_mask", AttentionInterface()["sdpa"])
         AttentionMaskInterface.register("sdpa_without_mask", lambda *args, **kwargs: None)
         model.set_attn_implementation("sdpa_without_mask")
@@ -240,16 +249,16 @@ def step_memory(config, args, checkpointing):
 
 
 def fits(config, args):
-    """Print the memory of a step -> whether it fits the device."""
+    """Print the memory of a step, and return whether it fits on the device."""
     both = {way: step_memory(config, args, way) for way in (False, True)}
     weights = f"weights in {str(args.dtype).removeprefix('torch.')}"
     if args.format:
         weights = f"experts in {args.format}, other {weights}"
     unit, name = (2**30, "GiB") if both[True]["peak"] > 2**30 else (2**20, "MiB")
     print(
-        f"computed: memory in {name} of a step of {args.batch} x {args.length} tokens, adapters of "
-        f"rank {args.rank} in float32, {weights}\n"
-        f"{'':12}{'as is':>12}{'with checkpointing':>22}"
+        f"computed: memory in {name} of a step of {args.batch} x {args.length} tokens, "
+        f"adapters of rank {args.rank} in float32, "
+        f"{weights}\n{'':12}{'as is':>12}{'with checkpointing':>22}"
     )
     for what in both[True]:
         print(f"{what:12}{both[False][what] / unit:12.2f}{both[True][what] / unit:22.2f}")
@@ -267,7 +276,7 @@ def fits(config, args):
 
 
 def sequences(args):
-    """-> sequences to train on, and for validation, as Trainer takes them."""
+    """Return sequences for training and for validation, in Trainer's format."""
     texts = []
     for path in args.text or DEFAULT_TEXT:
         with (gzip.open if path.suffix in (".gz", ".dz") else open)(path, "rb") as file:
@@ -281,7 +290,9 @@ def sequences(args):
         ids = torch.tensor(tokenizer(text.decode(errors="replace"), verbose=False).input_ids)
     rows = ids[: len(ids) // args.length * args.length].view(-1, args.length)
     if (needed := VALIDATION + args.batch) > len(rows):
-        sys.exit(f"error: the text has {len(rows)} sequences of {args.length} tokens, not {needed}")
+        sys.exit(
+            f"error: the text must have {needed} sequences of {args.length} tokens, got {len(rows)}"
+        )
     every = len(rows) // VALIDATION
     is_validation = torch.arange(len(rows)) % every == every - 1
     of = lambda some: [{"input_ids": row, "labels": row} for row in some]  # the model shifts labels
@@ -289,23 +300,28 @@ def sequences(args):
 
 
 def checkpoint(args):
-    """-> the folder to continue from, or None for a new run. A checkpoint that was not finished is
-    left out: it lacks trainer_state.json, which is written last."""
+    """Return the folder to continue from, or None for a new run.
+
+    An unfinished checkpoint is ignored: it lacks trainer_state.json, which is written last.
+    """
     own = {name: getattr(args, name) for name in IDENTITY}
     record = args.output / "run.json"
     found = [path.parent for path in args.output.glob("checkpoint-*/trainer_state.json")]
     if not args.resume:
         if found:
-            sys.exit(f"error: {args.output} has a run: --resume continues it, or change --output")
+            sys.exit(
+                f"error: {args.output} already contains a run; resume it with --resume or "
+                "choose another --output"
+            )
         args.output.mkdir(parents=True, exist_ok=True)
         record.write_text(json.dumps(own, indent=1) + "\n")
         return None
     if not found or not record.exists():
-        sys.exit(f"error: --resume: {args.output} has no run with a checkpoint")
+        sys.exit(f"error: --resume: no checkpoint found in {args.output}")
     saved = json.loads(record.read_text())
     for name, value in own.items():
         if saved.get(name) != value:
-            what = f"{name} {saved.get(name)}, not {value}"
+            what = f"{name} {saved.get(name)}, expected {value}"
             sys.exit(f"error: --resume: the run in {args.output} has {what}")
     number, folder = max((int(path.name.partition("-")[2]), path) for path in found)
     if number >= args.steps:
@@ -314,14 +330,14 @@ def checkpoint(args):
 
 
 class Progress(TrainerCallback):
-    """Prints the losses. Ctrl-C or SIGTERM ends the training after the step, with a checkpoint."""
+    """Print the losses. Ctrl-C or SIGTERM ends the training after the step, with a checkpoint."""
 
     def __init__(self, tokens):
         self.tokens, self.is_stopped = tokens, False  # tokens of a step
 
     def stop(self, number, frame):
         self.is_stopped = True
-        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
         print("stopping after this step", flush=True)
 
     def on_train_begin(self, args, state, control, **_):
@@ -342,11 +358,11 @@ class Progress(TrainerCallback):
             print(f"step {step}/{state.max_steps}   loss {logs['loss']:.3f}   {speed}", flush=True)
             self.at, self.step = now, step
             if not math.isfinite(logs["loss"]):
-                sys.exit("error: the loss is not finite; try a smaller --learning-rate")
+                sys.exit("error: the loss is not finite; use a smaller --learning-rate")
 
 
 def draw(history, file):
-    """The losses of the run, if matplotlib is installed."""
+    """Draw the losses of the run, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -362,7 +378,7 @@ def draw(history, file):
 
 
 def run(args):
-    """-> exit status"""
+    """Run the program, and return its exit status."""
     tilemoe.transformers.register()
     tilemoe.peft.register()
     config, options = configuration(args)
@@ -371,9 +387,9 @@ def run(args):
         if args.plan:
             return 0
         if not is_enough:
-            sys.exit("error: too little memory; try a smaller --length, --batch or --rank")
+            sys.exit("error: too little memory; use a smaller --length, --batch or --rank")
     if args.model is None and args.device == "cpu":
-        torch.set_num_threads(1)  # so small a model is slower with more
+        torch.set_num_threads(1)  # more threads make such a small model slower
     training, validation = sequences(args)
     continued = checkpoint(args)
     set_seed(args.seed)
@@ -396,7 +412,7 @@ def run(args):
         eval_strategy="steps", eval_steps=args.save_every, eval_on_start=continued is None,
         save_steps=args.save_every, save_total_limit=2,
     )  # fmt: skip
-    how._n_gpu = min(how.n_gpu, 1)  # of several GPUs Trainer would use all, by DataParallel
+    how._n_gpu = min(how.n_gpu, 1)  # Trainer would use several GPUs with DataParallel
     progress = Progress(args.batch * args.length)
     data = dict(train_dataset=training, eval_dataset=validation)
     trainer = Trainer(model, how, **data, callbacks=[progress])
@@ -411,7 +427,7 @@ def run(args):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if trainer.state.global_step < args.steps:
-        print(f"stopped after step {trainer.state.global_step}; --resume continues")
+        print(f"stopped after step {trainer.state.global_step}; continue with --resume")
         return 130
     print(f"done: {args.output} has the adapters")
     return 0

@@ -1,11 +1,13 @@
-"""Trains a small language model of bytes whose layers are Mixture-of-Experts, in JAX, on the text of
-this repository's documentation or on files of your own. It runs on a CPU in a minute, and on a GPU.
+"""Train a small language model of bytes with Mixture-of-Experts layers in JAX.
+
+The text is this repository's documentation or other files. The program runs in a minute on a CPU,
+and on a GPU.
 
     python examples/jax/train.py
     python examples/jax/train.py --steps 2000 --text book.txt
 
-A layer is a causal convolution and `tilemoe.jax.moe`; its backward writes over what forward kept, and
-weights and the optimiser's state are donated to the step.
+A layer is a causal convolution and `tilemoe.jax.moe`; its backward overwrites saved activations,
+and weights and the optimiser's state are donated to the step.
 """
 
 import argparse
@@ -49,7 +51,7 @@ def normalised(x):
 
 
 def logits_of(weights, tokens, dtype):
-    """tokens (batch, length) -> logits (batch, length, VOCABULARY), the sum of the router's losses."""
+    """Compute logits (batch, length, VOCABULARY) and the sum of the router's losses."""
     x, losses = weights["embedding"][tokens].astype(dtype), 0.0
     for layer in weights["layers"]:
         padded = jnp.pad(normalised(x), ((0, 0), (TAPS - 1, 0), (0, 0)))
@@ -57,7 +59,7 @@ def logits_of(weights, tokens, dtype):
         x = x + sum(padded[:, i : i + x.shape[1]] * taps[i] for i in range(TAPS))
         h = normalised(x)
         logits = h.astype(jnp.float32) @ layer["router"]
-        # The weights are float32: the layer computes in h's dtype and writes their gradients in float32.
+        # The weights are float32: the layer computes in h's dtype, with gradients in float32.
         x, aux = tilemoe.jax.moe(
             h, logits, layer["W1"], layer["W2"], K=CHOSEN, addend=x, return_aux=True
         )
@@ -73,7 +75,7 @@ def loss_of(weights, tokens, dtype):
 
 @functools.partial(jax.jit, static_argnames=("rate", "dtype"), donate_argnums=(0, 1))
 def step(weights, moments, tokens, rate, dtype):
-    """Adam without bias correction."""
+    """Update the weights with Adam without bias correction."""
     gradients, loss = jax.grad(loss_of, has_aux=True)(weights, tokens, dtype)
     moments = jax.tree.map(
         lambda m, g: (0.9 * m[0] + 0.1 * g, 0.99 * m[1] + 0.01 * g * g),
@@ -85,7 +87,9 @@ def step(weights, moments, tokens, rate, dtype):
 
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
-    parser.add_argument("--text", type=pathlib.Path, nargs="*", help="files; default: docs/*.md")
+    parser.add_argument(
+        "--text", type=pathlib.Path, nargs="*", help="text files; default: docs/*.md"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)

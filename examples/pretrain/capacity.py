@@ -1,4 +1,4 @@
-"""The usual remedy for experts with too many tokens: what is past a capacity is dropped."""
+"""Drop pairs past a capacity, the usual limit for experts with too many tokens."""
 
 import math
 
@@ -10,14 +10,16 @@ from tilemoe.module import Experts
 
 
 def kept_pairs(scores, ids, E, max_pairs, tokens):
-    """scores, ids (T, K) -> which pairs stay (T, K) bool, counts of the chosen (E) int32: an
-    expert keeps the `max_pairs` pairs of the highest scores of every `tokens` tokens, equal ones by
-    token."""
+    """Return which pairs stay, bool (T, K), and the counts of the chosen experts, int32 (E).
+
+    An expert keeps the `max_pairs` pairs with the highest scores of every `tokens` tokens; equal
+    scores are ordered by token. scores and ids are (T, K).
+    """
     T, K = ids.shape
     groups = T // tokens
     group = torch.arange(T, device=ids.device) // tokens
-    segment = (group[:, None] * E + ids).flatten()  # (T K): an expert of a group
-    # A score's bits are in its own order: it is never negative. NaN comes last.
+    segment = (group[:, None] * E + ids).flatten()  # (T K): expert of a group
+    # The bits of a score have its order, because it is never negative. NaN is last.
     bits = scores.detach().nan_to_num(nan=0.0).flatten().view(torch.int32)
     key, order = ((segment << 32) - bits).sort(stable=True)
     segment = segment[order]
@@ -32,23 +34,26 @@ def kept_pairs(scores, ids, E, max_pairs, tokens):
 
 
 class Bounded(Experts):
-    """tilemoe.MoE's experts, of which each keeps at most ceil(capacity T K / E) pairs of T tokens
-    in training: those of the highest scores. Dropped pairs have no gradient; their scores stay in
-    the sum that the token's others are divided by."""
+    """Experts of tilemoe.MoE with a capacity in training.
+
+    Each expert keeps at most ceil(capacity T K / E) pairs of T tokens: those with the highest
+    scores. Dropped pairs have no gradient; their scores remain part of the sum that divides the
+    token's others.
+    """
 
     def __init__(self, c: Config):
         super().__init__(c.d, c.n, c.E)
         self.capacity, self.tokens = c.capacity, c.routing_tokens
 
     def forward(self, x, logits, spread, *, options, selection_bias, **rest):
-        """x (T, d), logits (T, E) -> O (T, d), its aux; the counts are those before dropping."""
+        """Compute O (T, d) and its aux from x (T, d), logits (T, E); counts are before dropping."""
         if not self.training:
             how = {"options": options, "selection_bias": selection_bias}
             return super().forward(x, logits, spread, **how, **rest)
         (T, E), K = logits.shape, options.K
         tokens = self.tokens or T
         if T % tokens:
-            raise ValueError(f"routing_tokens is {tokens}, and T = {T} is no multiple of it")
+            raise ValueError(f"routing_tokens must divide T = {T}, got {tokens}")
         scores, ids = tilemoe.topk_router(
             logits, K, scoring=options.scoring, selection_bias=selection_bias
         )

@@ -1,8 +1,8 @@
-"""Checkpoints of torch.distributed.checkpoint that exist as a whole or not at all.
+"""Save checkpoints of torch.distributed.checkpoint that exist as a whole or not at all.
 
 A save goes to `step-N.partial`; when every process has written and flushed its part, the folder is
-renamed to `step-N`, which a file system does at once. Only then are older ones removed. So a job
-that is killed at any moment finds the last finished one.
+renamed to `step-N`, which is atomic in a file system. Only then are older checkpoints removed. A
+job that is killed at any moment therefore finds the last finished one.
 """
 
 import fcntl
@@ -22,26 +22,26 @@ from parallel import agree
 
 
 def finished(folder):
-    """Folders of the checkpoints in a folder, oldest first."""
+    """Return the folders of the checkpoints in a folder, oldest first."""
     return sorted(p for p in Path(folder).glob("step-*") if re.fullmatch(r"step-\d+", p.name))
 
 
 def read(state, folder, alone=False):
-    """Into the tensors of a state; `alone`: in this process, without a process group."""
+    """Read into the tensors of a state; `alone`: in this process, without a process group."""
     try:
         dcp.load(state, checkpoint_id=folder, no_dist=alone)
     except CheckpointException as error:
         reason = next((repr(why) for why, _ in error.failures.values()), "no reason given")
         raise Refusal(
-            f"torch {torch.__version__} cannot read {folder}, which is damaged, or a newer torch's "
-            f"({reason})"
+            f"torch {torch.__version__} cannot read {folder}, which is damaged or from a "
+            f"newer torch ({reason})"
         ) from error
 
 
 class Checkpoints:
     def __init__(self, folder, keep):
         self.folder, self.keep = Path(folder), keep
-        self.lock = None  # held by the first process alone, which writes and removes names
+        self.lock = None  # held by the first process, which writes and removes names
         why = None
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -58,31 +58,33 @@ class Checkpoints:
         return next(reversed(finished(self.folder)), None)
 
     def save(self, step, model, optimizer, progress):
-        """progress: a dictionary of numbers and strings, the position in the data among them."""
+        """Save; progress: numbers and strings, including the position in the data."""
         final = self.folder / f"step-{step:09d}"
         partial = final.with_suffix(".partial")
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state, "progress": progress}
-        # The writer flushes its files (sync_files), and save() returns when all processes have.
+        # The writer flushes its files (sync_files), and save() returns when all processes are done.
         dcp.save(state, checkpoint_id=partial)
         dist.barrier()
         if dist.get_rank() == 0:
             flush(partial)
             os.rename(partial, final)
             flush(self.folder)
-            for old in finished(self.folder)[: -self.keep]:  # half removed is no checkpoint either
+            for old in finished(self.folder)[
+                : -self.keep
+            ]:  # a partly removed one is not a checkpoint
                 os.rename(old, old.with_suffix(".partial"))
                 shutil.rmtree(old.with_suffix(".partial"))
         dist.barrier()
 
     def progress(self, folder, like):
-        """Returns what save() received, read before anything else; `like` has its keys."""
+        """Return what save() received, before anything else is read; `like` has its keys."""
         state = {"progress": dict(like)}
         read(state, folder)
         return state["progress"]
 
     def load(self, folder, model, optimizer):
-        """Into model and optimizer, however many processes wrote it."""
+        """Load into model and optimizer, whatever number of processes wrote it."""
         model_state, optimizer_state = get_state_dict(model, optimizer)
         state = {"model": model_state, "optimizer": optimizer_state}
         read(state, folder)
@@ -95,7 +97,7 @@ class Checkpoints:
 
 
 class Descriptor:
-    """The descriptor of an opened file or folder; closed with its last reference."""
+    """Descriptor of an opened file or folder; closed with its last reference."""
 
     def __init__(self, number):
         self.number = number
@@ -105,9 +107,11 @@ class Descriptor:
 
 
 def locked(folder):
-    """-> an object that has the folder's lock while it lives, or None if another process has it.
-    The lock leaves no file behind and ends with the process. Some network file systems have none:
-    there the user takes care."""
+    """Return an object that holds the folder's lock, or None if another process holds it.
+
+    The lock leaves no file behind and ends with the process. Some network file systems do not
+    support it; the user must then prevent a second process.
+    """
     descriptor = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     try:
         fcntl.flock(descriptor.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +123,7 @@ def locked(folder):
 
 
 def flush(folder):
-    """A folder's entries to the disk, so that a rename outlives a loss of power."""
+    """Flush a folder's entries to the disk, so that a rename survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -1,10 +1,10 @@
-"""The sizes of the models, one line each. The letters are those of docs/mathematics.md."""
+"""Define the sizes of the models, one line each, with the symbols of docs/mathematics.md."""
 
 from dataclasses import dataclass, replace
 
 
 class Refusal(ValueError):
-    """What was requested cannot be done: a sentence for the user, who needs no traceback."""
+    """The request cannot be fulfilled: a sentence for the user, without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Config:
     E: int
     K: int
     n: int
-    shared: int = 0  # width of the expert that every token has; 0: none
+    shared: int = 0  # width of the expert of every token; 0: none
     tied: bool = True  # the output layer is the embedding
     scoring: str = "softmax_over_chosen"
     selection_bias: bool = False
@@ -26,10 +26,10 @@ class Config:
     z_coefficient: float = 0.001
     rounding: str | None = None
     m: int = 128
-    # Each group of N tokens is rounded, or kept to a capacity, alone; None: a micro-batch.
+    # Tokens that are rounded, or limited by a capacity, together; None: a micro-batch.
     routing_tokens: int | None = None
-    renormalize: bool = False  # what rounding leaves of a token's scores adds up to 1 again
-    capacity: float | None = None  # an expert keeps at most this multiple of its share of pairs
+    renormalize: bool = False  # a token's scores sum to 1 again after rounding
+    capacity: float | None = None  # maximum pairs of an expert, as a multiple of its share
 
     @property
     def head(self):
@@ -37,20 +37,20 @@ class Config:
 
 
 CONFIGS = {
-    # For tests: it learns bytes on a CPU in seconds.
+    # For tests: learns bytes on a CPU in seconds.
     "tiny": Config(32, 2, 4, 2, 32, 257, E=8, K=2, n=16, shared=16),
-    # The same with DeepSeek-V3's balance: no loss, but a bias on the choice.
+    # The same with DeepSeek-V3's balance: no loss, but a selection bias.
     "tiny-bias": Config(
         32, 2, 4, 2, 32, 257, E=8, K=2, n=16, scoring="sigmoid_renormalized",
         selection_bias=True, balance_coefficient=0.0, z_coefficient=0.0,
     ),
-    # Large for a corpus of some 30 million tokens, small for a GPU; S2 is the sparser one.
+    # Large for a corpus of some 30 million tokens, small for a GPU; S2 is sparser.
     "S1": Config(512, 8, 8, 8, 1024, 16384, E=128, K=8, n=128),
     "S2": Config(512, 8, 8, 8, 1024, 16384, E=256, K=4, n=256),
-    # The layers of arXiv 2512.14080's models; their number is what the size in the name takes.
+    # Layers of the models of arXiv 2512.14080, in the number that gives the size in the name.
     "0.5B": Config(768, 12, 12, 12, 4096, 50304, E=64, K=8, n=256),
     "1.4B": Config(768, 18, 12, 12, 4096, 50304, E=128, K=8, n=256),
-    # The layers of lm-engine's public 7B configuration.
+    # Layers of lm-engine's public 7B configuration.
     "7B": Config(1536, 40, 24, 24, 4096, 100352, E=128, K=8, n=256, shared=1024),
     "30B": Config(4096, 36, 32, 8, 4096, 100352, E=256, K=16, n=256),
 }  # fmt: skip
@@ -59,13 +59,13 @@ CONFIGS = {
 def configuration(
     name, layers=None, rounding=None, routing_tokens=None, capacity=None, renormalize=False
 ):
-    """`layers`: the first N of the configuration's in place of all."""
+    """Return a configuration; `layers`: only the first N layers."""
     c = CONFIGS[name]
     if layers is not None and not 1 <= layers <= c.layers:
-        raise Refusal(f"--layers is {layers}, and {name} has {c.layers}")
+        raise Refusal(f"--layers must be in [1, {c.layers}] for {name}, got {layers}")
     if rounding is not None and capacity is not None:
-        raise Refusal("--rounding and --capacity: one of them says how many pairs an expert has")
+        raise Refusal("--rounding and --capacity cannot be combined; use one of them")
     if renormalize and rounding is None:
-        raise Refusal("--renormalize is about what --rounding leaves of a token's scores")
+        raise Refusal("--renormalize requires --rounding")
     routing = {"routing_tokens": routing_tokens, "capacity": capacity, "renormalize": renormalize}
     return replace(c, layers=layers or c.layers, rounding=rounding, **routing)

@@ -1,17 +1,19 @@
-"""Builds a corpus of tokens that training maps into memory.
+"""Build a corpus of tokens that training maps into memory.
 
     python examples/pretrain/corpus.py runs/corpus --packages            # Linux and dictionaries
-    python examples/pretrain/corpus.py runs/corpus docs README.md        # files of your own
+    python examples/pretrain/corpus.py runs/corpus docs README.md        # your own files
     python examples/pretrain/corpus.py runs/corpus docs --bytes          # tokens are bytes
 
-Three stages, each of which leaves a file that exists as a whole or not at all, so that a command
-that was stopped continues where it was:
-1. text.bin, documents.json: the documents, each once, in the order of their hashes. Two are the
-   same if they differ in white space alone.
+Three stages each leave a file that exists as a whole or not at all, so that an interrupted command
+continues from the last stage:
+
+1. text.bin, documents.json: the documents, each once, in the order of their hashes. Two documents
+   are the same if they differ in white space alone.
 2. tokenizer.json: byte-level BPE, trained on the first of the training documents.
 3. train-*.bin, validation-*.bin: shards of uint16 tokens, little-endian. A document's hash decides
-   its part: adding files moves none between the parts.
-manifest.json, with counts and hashes, comes last; text.bin goes then.
+   its part: adding files moves no document between the parts.
+
+manifest.json, with counts and hashes, is written last; text.bin is then removed.
 """
 
 import hashlib
@@ -28,27 +30,27 @@ from logs import Progress
 from options import OlderName, Parser, real, whole
 
 PARTS = ("train", "validation")
-OLDER = "held_out"  # the name of the validation part in corpora of earlier versions
+OLDER = "held_out"  # name of the validation part in corpora of earlier versions
 BYTES = 257  # vocabulary of bytes: 256 ends a document
 END = "<|end|>"
 SHARD = 32 << 20  # bytes of text
-SAMPLE = 64 << 20  # bytes that the tokenizer is trained on
+SAMPLE = 64 << 20  # bytes for the training of the tokenizer
 
 
 def write(path, data):
-    """Writes the file as a whole or not at all."""
+    """Write the file as a whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data if isinstance(data, bytes) else data.encode())
     os.replace(partial, path)
 
 
 def share(digest):
-    """Uniform in [0, 1), by the document's hash: its end, as its beginning says which are taken."""
+    """Return a number uniform in [0, 1), from the end of the document's hash."""
     return int(digest[-16:], 16) / 2**64
 
 
 def gather(folder, documents, largest, limit):
-    """Stage 1 -> [(hash, first byte, bytes)] in text.bin, and what was left out."""
+    """Run stage 1; return [(hash, first byte, bytes)] in text.bin, and what was skipped."""
     index = folder / "documents.json"
     if index.exists():
         return json.loads(index.read_text())
@@ -82,7 +84,7 @@ def gather(folder, documents, largest, limit):
         taken.append(document)
         size += document[2]
     if not taken:
-        raise ValueError(f"no document is left to take: left out were {left}")
+        raise ValueError(f"no document remains; skipped were {left}")
     left["past the limit"] = len(kept) - len(taken)
     result = {"documents": taken, "left out": left}
     write(index, json.dumps(result))
@@ -105,13 +107,16 @@ class Bytes:
 
 
 class BPE:
-    """Stage 2, by Hugging Face's tokenizers: every byte is a token, so nothing is unknown."""
+    """Run stage 2 with Hugging Face's tokenizers: every byte is a token, so nothing is unknown."""
 
     def __init__(self, folder, vocabulary, sample):
         try:
             import tokenizers
         except ImportError:
-            raise ValueError("a tokenizer needs pip install tokenizers; --bytes does without")
+            raise ValueError(
+                "a tokenizer requires the package tokenizers; run pip install tokenizers, or "
+                "use --bytes"
+            )
         path = folder / "tokenizer.json"
         if not path.exists():
             self.train(tokenizers, path, vocabulary, sample)
@@ -119,7 +124,7 @@ class BPE:
         self.vocabulary = self.tokenizer.get_vocab_size()
         self.end = self.tokenizer.token_to_id(END)
         if self.vocabulary > vocabulary:
-            raise ValueError(f"{path} has {self.vocabulary} tokens: remove {folder}")
+            raise ValueError(f"{path} has {self.vocabulary} tokens; remove {folder}")
 
     @staticmethod
     def train(tokenizers, path, vocabulary, sample):
@@ -136,7 +141,7 @@ class BPE:
         write(path, tokenizer.to_str())
 
     def encode(self, documents):
-        # Special tokens in the text would end documents: they are text here.
+        # Special tokens in the text would end documents: here they are text.
         self.tokenizer.encode_special_tokens = True
         texts = [document.decode() for document in documents]
         return [np.array(e.ids) for e in self.tokenizer.encode_batch_fast(texts)]
@@ -151,7 +156,7 @@ def first(documents, size):
 
 
 def shards(documents):
-    """[(hash, first byte, bytes)] -> lists of them, each of at most SHARD bytes or one document."""
+    """Split [(hash, first byte, bytes)] into lists of at most SHARD bytes or one document."""
     shard, size = [], 0
     for document in documents:
         if shard and size + document[2] > SHARD:
@@ -173,17 +178,19 @@ def build(
     largest=sources.LARGEST,
     limit=None,
 ):
-    """documents: (name, bytes) each -> the manifest. `validation`: the fraction of the documents in
-    that part. `origin` says in JSON where they come from: a folder that was begun with other
-    documents is refused."""
+    """Build a corpus from documents, (name, bytes) each, and return the manifest.
+
+    `validation` is the fraction of the documents in that part. `origin` describes in JSON where
+    they come from: a folder with other documents raises an error.
+    """
     folder = Path(folder)
     if not BYTES <= vocabulary <= 1 << 16:
-        raise ValueError(f"a vocabulary of {vocabulary} is not in [{BYTES}, 65536]")
+        raise ValueError(f"--vocabulary must be in [{BYTES}, 65536], got {vocabulary}")
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"vocabulary": vocabulary, "validation": validation, "largest": largest}
     settings |= {"limit": limit, "origin": origin}
     settings_are(folder / "settings.json", settings)
-    for path in folder.glob(f"{OLDER}-*.bin"):  # of a command that an earlier version began
+    for path in folder.glob(f"{OLDER}-*.bin"):  # of an interrupted command of an earlier version
         os.replace(path, folder / path.name.replace(OLDER, "validation"))
     gathered = gather(folder, documents, largest, limit)
     text = np.memmap(folder / "text.bin", dtype=np.uint8, mode="r")
@@ -225,7 +232,7 @@ def build(
 
 
 def settings_are(path, settings):
-    """Raises ValueError if a folder was begun with other settings."""
+    """Raise a ValueError if the folder has other settings."""
     if not path.exists():
         write(path, json.dumps(settings))
     begun = json.loads(path.read_text())
@@ -237,7 +244,9 @@ def settings_are(path, settings):
         if begun.get(name) != settings.get(name)
     ]
     if changed:
-        raise ValueError(f"{path.parent} was begun with {'; '.join(changed)}: take another folder")
+        raise ValueError(
+            f"{path.parent} has a corpus with {'; '.join(changed)}; choose another folder"
+        )
 
 
 def tokens_of(codec, documents, batch=256):
@@ -255,22 +264,22 @@ def tokens_of(codec, documents, batch=256):
 def main(argv=None):
     parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("folder", type=Path, help="where the corpus goes")
+    add("folder", type=Path, help="folder of the corpus")
     add("text", nargs="*", help="files, or folders with files")
-    add("--packages", nargs="*", metavar="PACKAGE", help="packages to read in place of files; "
-        f"without names {', '.join(sources.PACKAGES)}")  # fmt: skip
+    packages = f"packages to read instead of files; without names {', '.join(sources.PACKAGES)}"
+    add("--packages", nargs="*", metavar="PACKAGE", help=packages)
     add("--vocabulary", type=whole(1), default=16384, help="tokens of the tokenizer")
     add("--bytes", action="store_true", help="no tokenizer: a token is a byte")
     add(
         "--megabytes",
         type=real(0, above=True),
-        help="of text, at most: the first documents by their hashes",
+        help="maximum bytes of text: the first documents by their hashes",
     )
     add(
         "--largest",
         type=whole(1),
         default=sources.LARGEST,
-        help="bytes; larger documents are left out",
+        help="maximum bytes of a document; larger documents are skipped",
     )
     part = parser.add_mutually_exclusive_group()
     fraction = {"type": real(0, 1), "dest": "validation"}
@@ -280,11 +289,11 @@ def main(argv=None):
     if bool(args.text) == (args.packages is not None):
         parser.error("expected files, or --packages")
     if (args.folder / "manifest.json").exists():
-        parser.error(f"{args.folder} has a corpus already")
+        parser.error(f"{args.folder} already contains a corpus")
     if args.text:
-        for path in args.text:  # before the folder is begun with it
+        for path in args.text:  # before anything is written to the folder
             if not Path(path).exists():
-                parser.exit(1, f"error: {path} does not exist\n")
+                parser.exit(1, f"error: no file or folder found at {path}\n")
         origin = {"files": [str(Path(path).resolve()) for path in args.text]}
         documents = sources.files(args.text, args.largest)
     else:

@@ -1,7 +1,9 @@
-"""The experts of a tilemoe.MoE by other libraries: the same parameters, names and checkpoints.
+"""Compute the experts of a tilemoe.MoE with other libraries.
 
-Each has SwiGLU experts without biases, takes x (T, d) and logits (T, E), and chooses by TileMoE's
-router, so that what differs is the experts' own computation."""
+Parameters, names and checkpoints are the same. Each implementation has SwiGLU experts without
+biases, reads x (T, d) and logits (T, E), and chooses with TileMoE's router, so that only the
+experts' own computation differs.
+"""
 
 import importlib.util
 
@@ -14,28 +16,28 @@ from tilemoe.module import Experts
 
 
 class Peer(Experts):
-    """Another library's experts, with the choice before them and the counts after."""
+    """Experts of another library, with the choice before them and the counts after."""
 
     name = ""
-    module = None  # that it imports
+    module = None  # module to import
     install = ""
-    one_graph = True  # torch.compile takes it without a break
+    one_graph = True  # torch.compile traces it without a break
 
     @classmethod
     def refusal(cls, c, device):
-        """Why it cannot run, in one sentence; or None."""
+        """Return why it cannot run, in one sentence; or None."""
         if c.rounding is not None:
-            return f"--experts {cls.name} has no token rounding, but --rounding is {c.rounding}"
+            return f"--experts {cls.name} does not support --rounding, got --rounding {c.rounding}"
         if c.capacity is not None:
-            return f"--experts {cls.name} has no capacity, but --capacity is {c.capacity}"
+            return f"--experts {cls.name} does not support --capacity, got --capacity {c.capacity}"
         if cls.module is not None and device != "cuda":
-            return f"--experts {cls.name} runs on a GPU, and this process has none"
+            return f"--experts {cls.name} requires a GPU, and this process has none"
         if cls.module is not None and importlib.util.find_spec(cls.module) is None:
-            return f"--experts {cls.name} is not installed: {cls.install}"
+            return f"--experts {cls.name} is not installed; run {cls.install}"
         return None
 
     def forward(self, x, logits, spread, *, options, selection_bias, **_):
-        """x (T, d), logits (T, E) -> O (T, d), its aux."""
+        """Compute O (T, d) and its aux from x (T, d) and logits (T, E)."""
         scores, ids = tilemoe.topk_router(
             logits, options.K, scoring=options.scoring, selection_bias=selection_bias
         )
@@ -44,7 +46,7 @@ class Peer(Experts):
         return out, tilemoe.Aux(counts, *none, ids=ids, scores=scores.detach())
 
     def compute(self, x, scores, ids):
-        """x (T, d), scores and ids (T, K) -> O (T, d), how often each expert was chosen (E)."""
+        """Compute O (T, d) and counts (E) from x (T, d), scores and ids (T, K)."""
         raise NotImplementedError
 
 
@@ -59,13 +61,16 @@ class Sorted(Peer):
         return out, ends.diff(prepend=ends.new_zeros(1))
 
     def compute_rows(self, x, scores, expert, order, ends):
-        """Each row's expert and pair (T K), and the ends of the experts (E) -> O (T, d)."""
+        """Compute O (T, d) from each row's expert and pair (T K), and the experts' ends (E)."""
         raise NotImplementedError
 
 
 class Permute(torch.autograd.Function):
-    """Rows in another order. Autograd's own backward adds rows to zeros one by one, for it does not
-    know that an index is a permutation; this one reads them in the order before."""
+    """Reorder rows.
+
+    Autograd's own backward adds rows to zeros one by one, because it does not detect that an index
+    is a permutation; this backward reads them in the previous order.
+    """
 
     @staticmethod
     def forward(ctx, rows, index, inverse):
@@ -79,15 +84,17 @@ class Permute(torch.autograd.Function):
 
 
 class GroupedMM(Sorted):
-    """torch's grouped_mm: gather, GEMM, SwiGLU, GEMM, weighted sum by token in float32.
-    Backward is autograd's, nothing is added atomically, and no step waits for the device. Under
-    torch.compile the gather, and the sum of the K pairs of a token, are a kernel each."""
+    """Experts by torch's grouped_mm: gather, GEMM, SwiGLU, GEMM, weighted sum by token in float32.
+
+    Backward is autograd's, without atomic additions, and no step waits for the device. Under
+    torch.compile the gather, and the sum of the K pairs of a token, are one kernel each.
+    """
 
     name = "grouped_mm"
 
     def compute_rows(self, x, scores, expert, order, ends):
         T, K = scores.shape
-        row = torch.empty_like(order)  # the row of each pair: the inverse of `order`
+        row = torch.empty_like(order)  # row of each pair: the inverse of `order`
         row.scatter_(0, order, torch.arange(T * K, device=x.device))
         pairs = x[:, None].expand(T, K, -1).reshape(T * K, -1)
         rows = Permute.apply(pairs, order, row)  # (T K, d), by expert
@@ -123,7 +130,7 @@ class SonicMoE(Peer):
     install = "pip install sonic-moe==0.1.2.post1 quack-kernels==0.3.11"
     one_graph = False
 
-    @torch.compiler.disable  # it refuses to be traced
+    @torch.compiler.disable  # it cannot be traced
     def compute(self, x, scores, ids):
         bench_peers.SonicMoE.keep_tiles()
         from sonicmoe.enums import ActivationType
@@ -143,7 +150,7 @@ IMPLEMENTATIONS = ("tilemoe", *PEERS)
 
 
 def refusal(name, c, device):
-    """Why an implementation cannot run a configuration, in one sentence; or None."""
+    """Return why an implementation cannot run a configuration, in one sentence; or None."""
     return None if name == "tilemoe" else PEERS[name].refusal(c, device)
 
 

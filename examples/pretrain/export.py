@@ -1,10 +1,11 @@
-"""Exports what train.py has trained to a checkpoint that transformers' from_pretrained loads.
+"""Export a model of train.py to a checkpoint that transformers' from_pretrained loads.
 
     python examples/pretrain/export.py runs/tiny runs/tiny-transformers
 
-The class is GraniteMoeSharedForCausalLM, which computes what the example's model does in
+The class is GraniteMoeSharedForCausalLM, which computes the same as the example's model in
 evaluation: RMSNorm before each part, rotary embeddings, grouped-query attention without biases,
-top-K experts by softmax over the chosen, a shared expert or none. Its multipliers are 1 here.
+top-K experts by softmax over the chosen experts, a shared expert or none. Its multipliers are 1
+here.
 """
 
 import shutil
@@ -40,15 +41,15 @@ OF_BLOCK = {
 
 
 def refusal(name, c):
-    """Why a configuration has no equal in transformers, or None."""
+    """Return why a configuration has no equivalent in transformers, or None."""
     if c.selection_bias or c.scoring != "softmax_over_chosen":
         bias = " with a selection bias" if c.selection_bias else ""
-        return f"{CLASS} scores by softmax over the chosen experts, and {name} by {c.scoring}{bias}"
+        return f"{CLASS} requires softmax over the chosen experts, but {name} has {c.scoring}{bias}"
     return None
 
 
 def config_of(c, end, transformers):
-    """A Config and the token that ends a document -> its GraniteMoeSharedConfig."""
+    """Return the GraniteMoeSharedConfig of a Config and the token that ends a document."""
     return transformers.GraniteMoeSharedConfig(
         vocab_size=c.vocabulary,
         hidden_size=c.d,
@@ -57,7 +58,7 @@ def config_of(c, end, transformers):
         num_attention_heads=c.heads,
         num_key_value_heads=c.kv_heads,
         max_position_embeddings=c.context,
-        rms_norm_eps=torch.finfo(torch.float32).eps,  # torch.nn.RMSNorm's own
+        rms_norm_eps=torch.finfo(torch.float32).eps,  # default of torch.nn.RMSNorm
         rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
         tie_word_embeddings=c.tied,
         num_local_experts=c.E,
@@ -71,7 +72,7 @@ def config_of(c, end, transformers):
 
 
 def renamed(state, tied):
-    """The example's state dict -> that of the class."""
+    """Convert the example's state dict to that of the class."""
     found = {}
     for name, value in state.items():
         part, _, rest = name.partition(".")
@@ -91,8 +92,8 @@ def renamed(state, tied):
 
 
 def tokenizer_of(text, c, transformers):
-    """A run's tokens -> a tokenizer of transformers that gives the same."""
-    import tokenizers  # transformers needs it
+    """Return a tokenizer of transformers that gives the same tokens as the run's text."""
+    import tokenizers  # transformers requires it
 
     inner = getattr(text, "tokenizer", None)
     if inner is None:
@@ -106,8 +107,8 @@ def tokenizer_of(text, c, transformers):
 
 
 def bytes_tokenizer(tokenizers, end):
-    """Byte b of UTF-8 is token b, and `end` ends a document."""
-    # The characters by which ByteLevel writes bytes: those that are printed are their own.
+    """Return a tokenizer with byte b of UTF-8 as token b; `end` ends a document."""
+    # The characters that ByteLevel uses for bytes: printable ones represent themselves.
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in own]
     vocabulary = {chr(byte): byte for byte in own}
@@ -120,14 +121,14 @@ def bytes_tokenizer(tokenizers, end):
 
 
 def export(run, output, dtype=torch.float32):
-    """run: a run's folder or one of its checkpoints -> the model that was written to `output`."""
+    """Write the model of a run's folder, or of one of its checkpoints, to `output`."""
     try:
         import transformers
     except ImportError:
-        raise Refusal("export.py needs transformers: pip install transformers") from None
+        raise Refusal("export.py requires transformers; run pip install transformers") from None
     transformers.utils.logging.disable_progress_bar()
     if output.exists():
-        raise Refusal(f"{output} exists already")
+        raise Refusal(f"{output} already exists; choose another folder")
     of = trained.load(run, dtype=dtype)
     why = refusal(of.name, of.config)
     if why is not None:
@@ -141,7 +142,7 @@ def export(run, output, dtype=torch.float32):
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer_of(of.tokens, of.config, transformers).save_pretrained(partial)
-    partial.rename(output)  # all of it exists, or nothing
+    partial.rename(output)  # the whole model exists, or nothing
     return model
 
 
@@ -150,7 +151,7 @@ def main(argv=None):
     add = parser.add_argument
     add("run", type=Path, help="--output of train.py, or one of its checkpoints")
     add("output", type=Path, help="a new folder")
-    add("--dtype", choices=DTYPES, default="float32", help="of the parameters in the files")
+    add("--dtype", choices=DTYPES, default="float32", help="dtype of the parameters in the files")
     args = parser.parse_args(argv)
     try:
         model = export(args.run, args.output, DTYPES[args.dtype])

@@ -1,17 +1,21 @@
-"""The output layer and its loss without the logits of all tokens.
+"""Compute the output layer and its loss without the logits of all tokens.
 
 Logits are the largest tensor of a small model: T x vocabulary in float32 are 9.9 GB at T = 24,576
-and a vocabulary of 100,352. Here they are made for some rows at a time; since the loss is a scalar,
-their gradient is known at once, and what is kept for backward is that of x and of the weight."""
+and a vocabulary of 100,352. Here they are computed for some rows at a time; because the loss is a
+scalar, their gradient is available immediately, and only the gradients of x and of the weight are
+saved for backward.
+"""
 
 import torch
 
-ROWS = 4096  # of logits at a time: large enough for the GEMM, 0.8 GB at a vocabulary of 100,352
+ROWS = 4096  # rows of logits at a time: enough for the GEMM, 0.8 GB at a vocabulary of 100,352
 
 
 def cross_entropy(logits, targets):
-    """logits (rows, vocabulary), targets (rows) -> losses (rows) float32, their gradient in the
-    logits, in the logits' dtype."""
+    """Compute losses (rows) float32 and the gradient of the logits from logits and targets.
+
+    logits are (rows, vocabulary), targets (rows); the gradient has the logits' dtype.
+    """
     wide = logits.float()
     total = wide.logsumexp(dim=-1)
     losses = total - wide.gather(1, targets[:, None])[:, 0]
@@ -21,8 +25,11 @@ def cross_entropy(logits, targets):
 
 
 def add_gemm(total, a, b):
-    """total (m, n) float32 += a (m, k) @ b (k, n). On a GPU the GEMM accumulates onto total in
-    its registers; elsewhere its result is rounded to its inputs' dtype first."""
+    """Compute total (m, n) float32 += a (m, k) @ b (k, n).
+
+    On a GPU the GEMM accumulates onto total in its registers; elsewhere its result is rounded to
+    its inputs' dtype first.
+    """
     if total.is_cuda and a.dtype != total.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
@@ -30,8 +37,10 @@ def add_gemm(total, a, b):
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """x (T, d), weight (vocabulary, d), targets (T) -> the mean loss () float32. `of_rows` is
-    cross_entropy, or cross_entropy compiled."""
+    """Mean loss () float32 of x (T, d), weight (vocabulary, d) and targets (T).
+
+    `of_rows` is cross_entropy, or cross_entropy compiled.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, targets, of_rows):
@@ -47,7 +56,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 torch.mm(dlogits, weight, out=dx[rows])
                 add_gemm(dweight, dlogits.mT, x[rows])
         if wanted:
-            # The mean's 1/T comes last: in the logits it would cost 16-bit gradients their range.
+            # The mean's 1/T is applied last: in the logits it would reduce 16-bit gradients' range.
             ctx.save_for_backward(dx, dweight.to(weight.dtype))
             ctx.T = T
         return loss / T
@@ -56,6 +65,6 @@ class LinearCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dloss):
         dx, dweight = ctx.saved_tensors
-        scale = dloss / ctx.T  # float32: rounded to 16 bits it would scale every gradient
+        scale = dloss / ctx.T  # float32: a factor rounded to 16 bits would scale every gradient
         scaled = lambda gradient: (gradient.float() * scale).to(gradient.dtype)
         return scaled(dx), scaled(dweight), None, None

@@ -1,5 +1,7 @@
-"""The log of a run: log.jsonl and TensorBoard have every step, the screen one of N steps. The first
-process writes them."""
+"""Write the log of a run.
+
+log.jsonl and TensorBoard have every step, the screen one of N steps. The first process writes them.
+"""
 
 import json
 import math
@@ -7,11 +9,11 @@ import statistics
 import sys
 import time
 
-QUIET = ("batch",)  # in the log alone: a checksum is compared, not plotted
+QUIET = ("batch",)  # only in the log: a checksum is compared, not plotted
 
 
 class Progress:
-    """A line a second, at most, of bytes that are done."""
+    """Print at most one line per second of bytes that are done."""
 
     def __init__(self, what):
         self.what, self.began = what, time.monotonic()
@@ -28,7 +30,7 @@ class Progress:
 
 
 def duration(seconds):
-    """In the words of somebody who waits."""
+    """Return a duration in readable units."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -42,9 +44,11 @@ def counted(number, noun, plural="s"):
 
 
 class Screen:
-    """The terminal's output of a run of `steps` steps of `tokens` tokens each: a line every `every`
-    steps, and after the first and the last one. A line's loss is the mean of the steps since the
-    line before, and its speed is theirs; what is left is by the clock, with evaluations and saves.
+    """Terminal output of a run of `steps` steps of `tokens` tokens each.
+
+    It prints a line every `every` steps, and after the first and the last one. A line has the mean
+    loss and the speed of the steps since the previous line; the remaining time is by the clock,
+    including evaluations and saves.
     """
 
     def __init__(self, rank, steps, tokens, every, clock=time.monotonic):
@@ -57,7 +61,7 @@ class Screen:
             print(text, flush=True)
 
     def step(self, record, seconds):
-        """record: the log's; seconds: what the step took."""
+        """Record a step; record: that of the log; seconds: duration of the step."""
         self.losses.append(record["loss"])
         self.seconds += seconds
         step, now = record["step"], self.clock()
@@ -70,23 +74,25 @@ class Screen:
             f"gradient norm {record['gradient_norm']:.3g}",
             f"{done * self.tokens / self.seconds:,.0f} tokens/s",
         ]
-        if self.said:  # the first step takes what no other does: it compiles, allocates
+        if self.said:  # the first step also compiles and allocates
             fields.append(f"{duration((now - self.began) / done * (self.steps - step))} left")
         self.say("   ".join(fields))
         self.said, self.began, self.losses, self.seconds = step, now, [], 0.0
 
     def evaluated(self, step, loss, tokens_per_byte):
-        """loss: nats a token of the validation part."""
+        """Print an evaluation; loss: nats per token of the validation part."""
         bits = loss / math.log(2) * tokens_per_byte
-        self.say(f"step {step}: validation loss {loss:.4f}, {bits:.3f} bits a byte")
+        self.say(f"step {step}: validation loss {loss:.4f}, {bits:.3f} bits per byte")
 
 
 def tensorboard(folder):
-    """A writer of TensorBoard's files."""
+    """Return a writer of TensorBoard's files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise SystemExit(f"--tensorboard needs its package: pip install tensorboard ({error})")
+        raise SystemExit(
+            f"--tensorboard requires its package; run pip install tensorboard ({error})"
+        )
     return SummaryWriter(folder)
 
 

@@ -1,6 +1,6 @@
-"""A decoder-only transformer with sparse feed-forward layers: plain PyTorch around tilemoe.MoE.
+"""Define a decoder-only transformer with sparse feed-forward layers around tilemoe.MoE.
 
-B sequences of S tokens, so T = B S; the other letters are those of docs/mathematics.md.
+B sequences of S tokens, so T = B S; the other symbols are those of docs/mathematics.md.
 """
 
 from typing import NamedTuple
@@ -19,34 +19,52 @@ from head import LinearCrossEntropy, cross_entropy
 from renormalized import Renormalized
 
 ROTARY_BASE = 10000.0
-_UNREAD = ("ids", "scores")  # of an aux: not kept for a whole model
-RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # every how many blocks keeps its input alone
+_UNREAD = ("ids", "scores")  # fields of an aux that are dropped for a whole model
+RECOMPUTE = {"none": 0, "half": 2, "blocks": 1}  # interval of blocks that save only their input
 
 
 class Routed(NamedTuple):
-    """Statistics of the layers' routing of one micro-batch."""
+    """Statistics of the layers' routing of one micro-batch; floats are means over the layers.
 
-    expert_counts: torch.Tensor  # (layers, E) int32, before rounding and dropping
-    # () float32, means over the layers:
-    load: torch.Tensor  # tokens of the expert that has most of them, over the mean
-    dropped: torch.Tensor  # chosen pairs that are left out, as a share of all chosen ones
-    added: torch.Tensor  # pairs that are added, of the same
-    without: torch.Tensor  # tokens that no expert gets, as a share of all
-    no_place: torch.Tensor  # pairs that the processes of their experts had no memory for, of all
+    Attributes:
+        expert_counts: int32, shape (layers, E): counts before rounding and dropping.
+        load: float32, shape (): maximum tokens of an expert, divided by the mean.
+        dropped: float32, shape (): dropped pairs, as a fraction of all chosen pairs.
+        added: float32, shape (): added pairs, as a fraction of all chosen pairs.
+        without: float32, shape (): tokens without an expert, as a fraction of all tokens.
+        no_place: float32, shape (): pairs over the capacity of their experts' processes, as a
+            fraction of all pairs.
+    """
+
+    expert_counts: torch.Tensor
+    load: torch.Tensor
+    dropped: torch.Tensor
+    added: torch.Tensor
+    without: torch.Tensor
+    no_place: torch.Tensor
 
 
 class Losses(NamedTuple):
-    """The losses of one micro-batch, () float32 each; balance and z are means over the layers."""
+    """Losses of one micro-batch, () float32 each; balance and z are means over the layers.
 
-    total: torch.Tensor  # what is differentiated
-    next_token: torch.Tensor  # cross-entropy, nats a token
+    Attributes:
+        total: The differentiated loss.
+        next_token: Cross-entropy, nats per token.
+        balance: Load balance loss.
+        z: Router z loss.
+    """
+
+    total: torch.Tensor
+    next_token: torch.Tensor
     balance: torch.Tensor
     z: torch.Tensor
 
 
 def rotation(first, S, head, device):
-    """Positions first to first + S -> cos, sin (S, head / 2) float32 of the rotary embedding
-    (arXiv 2104.09864), base ROTARY_BASE."""
+    """Return cos and sin (S, head / 2) float32 of rotary embeddings from `first` on.
+
+    The embedding is that of arXiv 2104.09864 with base ROTARY_BASE.
+    """
     even = torch.arange(0, head, 2, device=device, dtype=torch.float32)
     position = torch.arange(first, first + S, device=device, dtype=torch.float32)
     angle = position[:, None] * ROTARY_BASE ** (-even / head)
@@ -54,14 +72,16 @@ def rotation(first, S, head, device):
 
 
 def rotate(x, cos, sin):
-    """x (B, heads, S, head): each pair (i, i + head / 2) turned by its angle, in float32."""
+    """Rotate each pair (i, i + head / 2) of x (B, heads, S, head) by its angle, in float32."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
 
 
 def own_part(whole, parameter):
-    """The part of a tensor that this process has of a sharded parameter: first the experts'
-    part, if processes share them, then FSDP's."""
+    """Return this process' part of a tensor of a sharded parameter.
+
+    The experts' part is taken first, if processes share them, then FSDP's.
+    """
     mesh = parameter.device_mesh
     for axis in reversed(range(mesh.ndim)):
         parts, own = whole.chunk(mesh.size(axis)), mesh.get_local_rank(axis)
@@ -70,8 +90,7 @@ def own_part(whole, parameter):
 
 
 class Cache:
-    """Keys and values of one layer, (B, kv_heads, tokens so far, head): what is kept between the
-    tokens of a text that is being sampled."""
+    """Keys and values of one layer, (B, kv_heads, tokens so far, head), during sampling."""
 
     def __init__(self):
         self.keys = self.values = None
@@ -81,7 +100,7 @@ class Cache:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def extended(self, keys, values):
-        """Appends those of the tokens that follow -> keys and values of all."""
+        """Append keys and values of the following tokens, and return all."""
         if self.keys is not None:
             keys = torch.cat((self.keys, keys), dim=2)
             values = torch.cat((self.values, values), dim=2)
@@ -104,14 +123,14 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             k, v = cache.extended(k, v)
-        is_whole = k.shape[2] == S  # otherwise it is one token, which sees all before it
+        is_whole = k.shape[2] == S  # otherwise one token, which attends to all previous tokens
         grouped = c.kv_heads != c.heads
         out = F.scaled_dot_product_attention(q, k, v, is_causal=is_whole, enable_gqa=grouped)
         return self.out(out.transpose(1, 2).reshape(B, S, -1))
 
 
 class SharedExpert(nn.Module):
-    """The SwiGLU that every token passes through."""
+    """SwiGLU of every token."""
 
     def __init__(self, d, width):
         super().__init__()
@@ -154,8 +173,10 @@ class Block(nn.Module):
         self.shared = SharedExpert(c.d, c.shared) if c.shared else None
 
     def forward(self, x, cos, sin, seed, offset, cache=None):
-        """x (B, S, d), seed and offset (1) int64 or None -> (B, S, d), the layer's aux
-        without ids and scores."""
+        """Compute x (B, S, d) -> (B, S, d), and the layer's aux without ids and scores.
+
+        seed and offset are (1) int64 or None.
+        """
         x = x + self.attention(self.attention_norm(x), cos, sin, cache)
         h = self.moe_norm(x)
         out, aux = self.moe(h, seed=seed, offset=offset)
@@ -165,9 +186,14 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """experts: of experts.IMPLEMENTATIONS, all with the same parameters and names; recompute: of
-    RECOMPUTE, the blocks that keep their input and compute the rest again in backward; spread:
-    arguments of tilemoe.MoE by which experts lie on several processes."""
+    """The whole model.
+
+    Args:
+        experts: Name in experts.IMPLEMENTATIONS, all with the same parameters and names.
+        recompute: Key of RECOMPUTE: blocks that save only their input and recompute the rest in
+            backward.
+        spread: Arguments of tilemoe.MoE that shard experts over several processes.
+    """
 
     def __init__(self, c: Config, experts="tilemoe", recompute="none", spread=None):
         super().__init__()
@@ -182,14 +208,15 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed, order=None):
-        """Normal of 0.02; what is added to the residual stream less by sqrt(2 layers), as GPT-2.
+        """Set normal values of 0.02, smaller by sqrt(2 layers) in residual outputs, as in GPT-2.
 
         A parameter's values depend on its number and the seed alone, so any number of processes
-        starts from the same model; none holds more than one whole parameter. `order` (E) renumbers
-        the experts of every layer: the same function with its experts in another order."""
+        starts with the same model; none stores more than one whole parameter. `order` (E) renumbers
+        the experts of every layer: the same function with its experts in another order.
+        """
         for number, (name, parameter) in enumerate(self.named_parameters()):
             if parameter.dim() == 1:
-                parameter.fill_(1)  # of a norm
+                parameter.fill_(1)  # a norm
                 continue
             generator = torch.Generator(parameter.device).manual_seed((seed << 16) + number)
             added = name.endswith(("attention.out.weight", "down_proj", "down.weight"))
@@ -206,16 +233,18 @@ class Transformer(nn.Module):
             buffer.zero_()  # selection biases
 
     def compile_blocks(self, backend="inductor"):
-        """Every block as one graph, which all of them share, and the loss of some rows."""
+        """Compile every block as one graph, which all of them share, and the loss of some rows."""
         whole = is_one_graph(self.experts)
         for block in self.blocks:
-            # The function, not the module: FSDP's hooks stay outside of the graph.
+            # The function, not the module: FSDP's hooks stay outside the graph.
             block.forward = torch.compile(block.forward, fullgraph=whole, backend=backend)
         self.rows_loss = torch.compile(cross_entropy, fullgraph=True, backend=backend)
 
     def states(self, inputs, offset=0, caches=None):
-        """inputs (B, S) -> the residual stream after the blocks (B, S, d), the layers' MoEAux,
-        stacked, with empty ids and scores."""
+        """Compute the residual stream after the blocks (B, S, d) from inputs (B, S).
+
+        Also return the layers' MoEAux, stacked, with empty ids and scores.
+        """
         x = self.embedding(inputs)  # (B, S, d)
         caches = caches or [None] * self.c.layers
         first = 0 if caches[0] is None else caches[0].length
@@ -237,25 +266,29 @@ class Transformer(nn.Module):
 
     @property
     def output_weight(self):
-        """(vocabulary, d)"""
+        """Return the weight (vocabulary, d) of the output layer."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     @torch.no_grad()
     def logits(self, tokens, caches=None, last=False):
-        """tokens (B, S) -> logits (B, S, vocabulary) of the token after each, or (B, 1, vocabulary)
-        of that after the `last`. caches: a Cache a layer, which has the tokens before these and
-        takes these in; if it is not empty, S is 1."""
+        """Compute logits (B, S, vocabulary) of the next token from tokens (B, S).
+
+        With `last` only those after the last token, (B, 1, vocabulary). caches has one Cache per
+        layer with the previous tokens, to which these are added; if it is not empty, S is 1.
+        """
         x, _ = self.states(tokens, caches=caches)
         return F.linear(self.norm(x[:, -1:] if last else x), self.output_weight)
 
     def forward(self, tokens, offset=0):
-        """tokens (B, S + 1) -> Losses of predicting tokens[:, 1:], Routed.
+        """Predict tokens[:, 1:] from tokens (B, S + 1), and return Losses and Routed.
 
         offset: number of the micro-batch, for stochastic rounding; a layer's number is its seed.
         """
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         x, aux = self.states(inputs, offset)
-        with torch.profiler.record_function("head"):  # its gradients too: they come with the loss
+        with torch.profiler.record_function(
+            "head"
+        ):  # with its gradients, which are computed with the loss
             next_token = LinearCrossEntropy.apply(
                 self.norm(x).flatten(0, 1), self.output_weight, targets.flatten(), self.rows_loss
             )
@@ -263,7 +296,7 @@ class Transformer(nn.Module):
         return Losses(loss, next_token, aux.balance.mean(), aux.z.mean()), self.routed(aux, targets)
 
     def routed(self, aux, targets):
-        """aux: of all layers; targets: of the micro-batch's tokens."""
+        """Return Routed; aux: of all layers; targets: of the micro-batch's tokens."""
         counts, T = aux.expert_counts, targets.numel()
         pairs = T * self.c.K
         load = counts.max(dim=1).values.float().mean() * (self.c.E / pairs)

@@ -1,4 +1,4 @@
-"""AdamW on the shards, and the learning rate of a step."""
+"""Define AdamW on the shards, and the learning rate of a step."""
 
 import math
 
@@ -7,11 +7,12 @@ from torch.optim.adamw import adamw
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's fused AdamW, given the shards themselves: to take DTensors apart costs the host some
-    milliseconds a step, in which the device waits. State and checkpoints are torch's.
+    """Fused AdamW of torch, on the shards themselves.
 
-    step(skip=tensor): if the tensor, () float32, is 1, nothing is changed. The device decides,
-    so the host need not wait for the loss before it continues."""
+    Splitting DTensors costs the host some milliseconds per step, in which the device waits. State
+    and checkpoints are torch's. If the tensor `skip` of step(), () float32, is 1, nothing changes.
+    The device decides, so the host need not wait for the loss.
+    """
 
     @torch.no_grad()
     def step(self, closure=None, skip=None):
@@ -19,7 +20,7 @@ class AdamW(torch.optim.AdamW):
             parameters = [p for p in group["params"] if p.grad is not None]
             for p in parameters:
                 if not self.state[p]:
-                    count = torch.zeros((), device=p.device)  # updates so far
+                    count = torch.zeros((), device=p.device)  # number of updates
                     moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
                     self.state[p] = {"step": count, **moments}
             states = [self.state[p] for p in parameters]
@@ -43,7 +44,7 @@ class AdamW(torch.optim.AdamW):
 
 
 def optimizer_of(model, args):
-    """No weight decay on the norms' weights."""
+    """Return the optimizer, without weight decay on the norms' weights."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() > 1]},
         {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
@@ -53,7 +54,7 @@ def optimizer_of(model, args):
 
 
 def learning_rate(step, args):
-    """Up from 0 over the warm-up, then half a cosine down to a tenth."""
+    """Return the learning rate: linear warm-up from 0, then half a cosine down to a tenth."""
     if step < args.warmup:
         return args.learning_rate * (step + 1) / args.warmup
     done = (step - args.warmup) / max(1, args.steps - args.warmup)

@@ -1,5 +1,7 @@
-"""The command line: its parser, older names of options, and its numbers: what is out of range, or
-no number at all, is refused by name."""
+"""Parse the command line: parser, older names of options, and numbers.
+
+A number out of range, or a text that is not a number, is an error with the option's name.
+"""
 
 import argparse
 import math
@@ -8,7 +10,7 @@ import sys
 
 
 class Parser(argparse.ArgumentParser):
-    """Options in full alone, and an error in one line."""
+    """Parser without abbreviations of options, with errors in one line."""
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, **options)
@@ -18,8 +20,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class OlderName(argparse.Action):
-    """For `action=` of argparse: the older name of the option of `dest`. Works with a warning, and
-    the help does not list it."""
+    """Action of argparse for an older name of the option of `dest`.
+
+    The option works with a warning, and the help does not list it.
+    """
 
     def __init__(self, **given):
         super().__init__(**{**given, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS})
@@ -32,12 +36,12 @@ class OlderName(argparse.Action):
 
 
 def whole(minimum, maximum=math.inf):
-    """For `type=` of argparse: an int in [minimum, maximum]."""
+    """Return a type of argparse: an int in [minimum, maximum]."""
 
     def parsed(text):
         if not re.fullmatch(r"[+-]?[0-9]+", text) or not minimum <= int(text) <= maximum:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is no whole number {_range(minimum, maximum, 'of at least')}"
+                f"expected an integer {_range(minimum, maximum)}, got {text!r}"
             )
         return int(text)
 
@@ -45,8 +49,10 @@ def whole(minimum, maximum=math.inf):
 
 
 def real(minimum, maximum=math.inf, above=False):
-    """For `type=` of argparse: a finite float in [minimum, maximum), or in (minimum, maximum) with
-    `above`."""
+    """Return a type of argparse: a finite float in [minimum, maximum).
+
+    With `above`, the interval is (minimum, maximum).
+    """
 
     def parsed(text):
         try:
@@ -55,12 +61,14 @@ def real(minimum, maximum=math.inf, above=False):
             value = math.nan
         in_range = minimum < value < maximum if above else minimum <= value < maximum
         if not (math.isfinite(value) and in_range):
-            expected = _range(minimum, maximum, "above" if above else "of at least", "and below")
-            raise argparse.ArgumentTypeError(f"{text!r} is no number {expected}")
+            expected = _range(minimum, maximum, "(" if above else "[", ")")
+            raise argparse.ArgumentTypeError(f"expected a number {expected}, got {text!r}")
         return value
 
     return parsed
 
 
-def _range(minimum, maximum, lower, upper="and at most"):
-    return f"{lower} {minimum}" + (f" {upper} {maximum}" if maximum < math.inf else "")
+def _range(minimum, maximum, lower="[", upper="]"):
+    if maximum < math.inf:
+        return f"in {lower}{minimum}, {maximum}{upper}"
+    return f"{'>=' if lower == '[' else '>'} {minimum}"

@@ -1,4 +1,4 @@
-"""Processes: who they are, and what of the model each of them holds."""
+"""Start processes, and shard the model over them."""
 
 import math
 import os
@@ -15,13 +15,15 @@ import plan
 from configs import Refusal
 
 
-# Active parameters below which a CPU's threads would wait for each other longer than they compute.
+# Active parameters below which the threads of a CPU wait longer than they compute.
 SMALL = 1_000_000
 
 
 def agree(why):
-    """Refuses in every process what one of them has a reason to refuse, so that no other waits for
-    it. why: a sentence, or None."""
+    """Raise an error in every process if one process has a reason.
+
+    So no process waits for another. why: a sentence, or None.
+    """
     reasons = [None] * dist.get_world_size()
     dist.all_gather_object(reasons, why)
     for reason in reasons:
@@ -30,10 +32,10 @@ def agree(why):
 
 
 def are_finite(tensors):
-    """Whether every number is finite, in all shards. One wait for the device."""
-    # After an evaluation a parameter may still be gathered, and no DTensor.
+    """Return whether every number is finite, in all shards, with one wait for the device."""
+    # After an evaluation a parameter may still be gathered, and is not a DTensor then.
     shards = [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
-    there = [t for t in shards if t.numel()]  # the largest of none is no number
+    there = [t for t in shards if t.numel()]  # the maximum of no numbers does not exist
     there = there or [shards[0].new_zeros(1)]
     largest = torch.stack(torch._foreach_norm(there, math.inf, dtype=torch.float32))
     bad = 1 - torch.isfinite(largest).all().int()
@@ -42,8 +44,10 @@ def are_finite(tensors):
 
 
 def norm_of(parameters):
-    """-> () float32, of the gradients of all shards. On the shards themselves: through DTensor the
-    host takes milliseconds."""
+    """Return the norm () float32 of the gradients of all shards.
+
+    The shards are read directly: through DTensor the host needs milliseconds.
+    """
     shards = [p.grad.to_local() for p in parameters]
     square = torch.stack(torch._foreach_norm(shards, 2.0, dtype=torch.float32)).square().sum()
     dist.all_reduce(square)
@@ -51,7 +55,7 @@ def norm_of(parameters):
 
 
 def clip(parameters, largest):
-    """Scales gradients down to a norm. -> the norm before, ()."""
+    """Scale gradients down to a norm, and return the norm before, ()."""
     norm = norm_of(parameters)
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     torch._foreach_mul_([p.grad.to_local() for p in parameters], factor)
@@ -59,7 +63,7 @@ def clip(parameters, largest):
 
 
 def start():
-    """Joins torchrun's processes, or is a job of one. -> the mesh of all of them, device."""
+    """Join torchrun's processes, or start a job of one; return the mesh of all, and the device."""
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     if "RANK" not in os.environ:
         os.environ.update(alone, MASTER_PORT="0")
@@ -72,15 +76,17 @@ def start():
 
 
 def set_threads(active, device):
-    """One thread for a model of so few active parameters on a CPU, unless OMP_NUM_THREADS says how
-    many. -> the threads of this process."""
+    """Use one thread for a model of few active parameters on a CPU, and return the thread count.
+
+    OMP_NUM_THREADS has priority.
+    """
     if device.type == "cpu" and active < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     return torch.get_num_threads()
 
 
 def report(why):
-    """The sentence as what torchrun's own account of a process that failed ends with."""
+    """Make the sentence the end of torchrun's report of a failed process."""
     try:
         raise Refusal(why)
     except Refusal as error:
@@ -88,10 +94,12 @@ def report(why):
 
 
 def leave(status):
-    """Ends the process with it, as sys.exit does, but for what Python does at its end: a thread of
-    gloo's may still hold the data of the last collective, and if it releases them meanwhile,
-    torch aborts a process that has done all its work."""
-    if not isinstance(status, int):  # the sentence of an error
+    """End the process like sys.exit, but without Python's shutdown.
+
+    A thread of gloo may still hold the data of the last collective, and if it releases them during
+    the shutdown, torch aborts a process that has done all its work.
+    """
+    if not isinstance(status, int):  # sentence of an error
         report(status)
         sys.exit(status)
     sys.stdout.flush()
@@ -100,14 +108,17 @@ def leave(status):
 
 
 def expert_mesh(together, device):
-    """-> the mesh of groups of processes, each with `together` that share the experts."""
+    """Return the mesh of groups of processes, each with `together` that share the experts."""
     shape = dist.get_world_size() // together, together
     return init_device_mesh(device.type, shape, mesh_dim_names=("group", "experts"))
 
 
 def groups(blocks):
-    """Blocks that are gathered at once: as many as have plan.GROUP parameters together. One by one
-    small ones would cost the host more time than their GEMMs cost the device."""
+    """Return groups of blocks that are gathered together.
+
+    A group has at least plan.GROUP parameters. Gathered one by one, small blocks would cost the
+    host more time than their GEMMs cost the device.
+    """
     group, size = [], 0
     for block in blocks:
         group.append(block)
@@ -120,17 +131,19 @@ def groups(blocks):
 
 
 class ReduceScatter:
-    """FSDP's own but for the place of gradients' shards: in memory of the stream that computes,
-    where they take what activations give back. FSDP takes them from its own stream's, which nobody
-    else may use from one backward pass to the next."""
+    """Reduce-scatter of FSDP with the gradients' shards in memory of the computing stream.
+
+    This memory is what activations release. FSDP allocates the shards in its own stream, whose
+    memory nothing else may use from one backward pass to the next.
+    """
 
     def allocate(self, size, *, dtype, device):
-        # Deterministic algorithms fill what is empty with NaN, in the order of the stream it is of.
+        # Deterministic algorithms fill empty tensors with NaN, in the order of their stream.
         if device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
             return torch.empty(size, dtype=dtype, device=device)
         with torch.cuda.stream(torch.cuda.default_stream(device)):
             memory = torch.empty(size, dtype=dtype, device=device)
-        # FSDP's stream may still add it to a shard when it is given back.
+        # FSDP's stream may still add it to a shard when it is released.
         memory.record_stream(torch.cuda.current_stream(device))
         return memory
 
@@ -139,9 +152,12 @@ class ReduceScatter:
 
 
 def shard(model, mesh, precision, keep_gathered=False, spread=None):
-    """FSDP-2 over all processes, in groups of blocks: values, gradients and moments lie in shards.
-    `keep_gathered`: the copies for computing stay from forward to backward (for how many of them,
-    run.py says). `spread`: an `expert_mesh`, over whose groups each process' experts are sharded."""
+    """Shard the model with FSDP-2 over all processes, in groups of blocks.
+
+    Values, gradients and moments are sharded. With `keep_gathered` the copies for computation stay
+    from forward to backward (run.py sets their number). `spread` is an `expert_mesh`, over whose
+    groups each process' experts are sharded.
+    """
     policy = MixedPrecisionPolicy(
         param_dtype=plan.COMPUTE_DTYPE[precision],
         reduce_dtype=torch.float32,

@@ -1,6 +1,6 @@
-"""Memory and time of a step of a configuration, before anything is allocated.
+"""Compute the memory and time of a step of a configuration before anything is allocated.
 
-Memory is counted from the model on fake tensors; time is predict.py's.
+Memory is counted from the model on fake tensors; time is from predict.py.
 """
 
 from contextlib import contextmanager
@@ -17,23 +17,23 @@ from model import RECOMPUTE, Transformer
 from tilemoe import expert_parallel
 
 GIB = 2**30
-# Bytes of a parameter's value, its gradient and AdamW's two moments; of its copy for computing.
+# Bytes of a parameter's value, its gradient and AdamW's two moments; of its copy for computation.
 STATE_BYTES = {"float32": (4, 4, 8), "mixed": (4, 4, 8), "bfloat16": (2, 2, 4)}
 COMPUTE_DTYPE = {"float32": torch.float32, "mixed": torch.bfloat16, "bfloat16": torch.bfloat16}
-# The usable part of the device's memory: the rest is CUDA's, NCCL's, or lost to the allocator.
+# Usable part of the device's memory: the rest is used by CUDA and NCCL, or lost to the allocator.
 USABLE = 0.92
-# Experts and precision, besides tilemoe's, whose kernels take fake tensors.
+# Experts and precision that support fake tensors, in addition to tilemoe.
 COUNTED = {("grouped_mm", "mixed"), ("grouped_mm", "bfloat16")}
-# The --places that the plan compares with those for every routing.
+# Values of --places that the plan compares with memory for every routing.
 LESS = 1.5
-# Parameters that FSDP gathers at once, at least: parallel.groups.
+# Minimum parameters that FSDP gathers together: parallel.groups.
 GROUP = 100_000_000
 # Dense bfloat16 FLOP/s of the data sheets.
 PEAKS = {"H100": 989e12, "H200": 989e12}
 
 
 def peak_flops(device):
-    """The FLOP/s of a device, or None if it is in no table."""
+    """Return the FLOP/s of a device, or None if it is not in the table."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -41,7 +41,7 @@ def peak_flops(device):
 
 
 def parameters(c: Config):
-    """-> total, active: those that a token passes through, K of E experts of a layer."""
+    """Return all parameters and the active ones, those of K of E experts of a layer."""
     with torch.device("meta"):
         model = Transformer(c)
     total = sum(p.numel() for p in model.parameters())
@@ -50,21 +50,25 @@ def parameters(c: Config):
 
 
 def flop_of_token(c: Config):
-    """FLOP of forward and backward: 6 for each active parameter and 6 L d s of causal attention;
-    nothing that is computed again counts."""
+    """Return the FLOP of forward and backward per token.
+
+    These are 6 per active parameter and 6 L d s of causal attention; recomputation does not count.
+    """
     return 6 * parameters(c)[1] + 6 * c.layers * c.d * c.context
 
 
 def kept_for_backward(model, tokens):
-    """Bytes that autograd keeps after the forward pass besides the parameters, fake tensors or
-    real: what it saves, every storage once."""
+    """Return the bytes that autograd saves in forward, without parameters, each storage once.
+
+    The tensors may be fake or real.
+    """
     own = {p.untyped_storage()._cdata for p in model.parameters()}
     storages = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            storages[storage._cdata] = storage  # kept alive, so that no address comes twice
+            storages[storage._cdata] = storage  # a reference, so that no address is used twice
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -85,7 +89,7 @@ def default_dtype(dtype):
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory of one process, by FSDP-2 over `processes` of them."""
+    """Memory of one process with FSDP-2 over `processes` of them."""
 
     config: Config
     experts: str
@@ -94,10 +98,12 @@ class Plan:
     compiled: bool
     processes: int
     together: int = 1  # processes that share the experts
-    places: float | None = None  # of each of them, times the mean; None: for every routing
+    places: float | None = (
+        None  # capacity of each of them, as a multiple of the mean; None: for every routing
+    )
 
     def layer(self, micro_batch, together, places):
-        """The memory that one layer's experts take of a process."""
+        """Return the memory of one layer's experts in a process."""
         c = self.config
         sizes = dict(T=micro_batch * c.context, d=c.d, n=c.n, E=c.E, K=c.K, ranks=together)
         dtype = COMPUTE_DTYPE[self.precision]
@@ -114,7 +120,7 @@ class Plan:
         return alone + layers * more
 
     def kept_alone(self, micro_batch):
-        """Bytes if each process has all experts."""
+        """Return the bytes if each process has all experts."""
         c = self.config
         with FakeTensorMode(), default_dtype(COMPUTE_DTYPE[self.precision]):
             model = Transformer(c, self.experts, self.recompute)
@@ -122,15 +128,17 @@ class Plan:
             return kept_for_backward(model, tokens)
 
     def temporary(self, micro_batch):
-        """The largest of what a step takes and gives back before it ends: the rows of logits; one
-        block's backward pass of the experts (dH, A', dX~ and a gradient of x); one block again,
-        if recomputed."""
+        """Return the largest memory that a step allocates and releases before it ends.
+
+        The candidates are the rows of logits; one block's backward pass of the experts (dH, A', dX~
+        and a gradient of x); one block again, if recomputed.
+        """
         c, size = self.config, COMPUTE_DTYPE[self.precision].itemsize
         T = micro_batch * c.context
         rows = T * c.K
-        wide = 0 if self.compiled else 3 * 4  # in float32, of each logit
+        wide = 0 if self.compiled else 3 * 4  # float32 copies of each logit
         logits = min(head.ROWS, T) * c.vocabulary * (2 * size + wide)
-        logits += 4 * c.vocabulary * c.d  # the weight's gradient in float32
+        logits += 4 * c.vocabulary * c.d  # gradient of the weight in float32
         experts = rows * (3 * c.n + c.d) * size + T * c.d * size
         if self.together > 1:
             shared = self.layer(micro_batch, self.together, self.places)
@@ -139,11 +147,11 @@ class Plan:
         if self.recompute != "none":
             block = replace(self, config=replace(c, layers=1), recompute="none")
             one, two = block.kept(1), block.kept(2)
-            again = one + (micro_batch - 1) * (two - one)  # it grows evenly
+            again = one + (micro_batch - 1) * (two - one)  # linear growth
         return max(logits, experts + again)
 
     def memory(self, micro_batch, kept=None):
-        """-> {component: bytes}; `kept` if it is known."""
+        """Return {component: bytes}; `kept` if it is known."""
         c = self.config
         total, _ = parameters(c)
         value, gradient, moments = (
@@ -159,18 +167,18 @@ class Plan:
             "parameters' shard": value,
             "gradients' shard": gradient,
             "AdamW's moments' shard": moments,
-            # The root's stay from forward to backward; a group of blocks computes while another
-            # is gathered.
+            # The root's copies stay from forward to backward; a group of blocks computes while
+            # another group is gathered.
             "gathered parameters": (root + min(2 * together, c.layers) * block) * size,
-            # A group's, and in float32 for the reduction; the root's come last.
+            # Copies of a group, and in float32 for the reduction; the root's are last.
             "gathered gradients": (root + together * block) * size
             + max(root, together * block) * 4,
-            "kept for backward": self.kept(micro_batch) if kept is None else kept,
+            "saved for backward": self.kept(micro_batch) if kept is None else kept,
             "temporary within a step": self.temporary(micro_batch),
         }
 
     def largest_micro_batch(self, device_bytes):
-        """Sequences; 0 if one does not fit. What is kept for backward grows evenly."""
+        """Return the maximum sequences, 0 if none fits; memory for backward grows linearly."""
         one, two = self.kept(1), self.kept(2)
 
         def fits(size):
@@ -189,37 +197,37 @@ class Plan:
 
 
 def peak(memory):
-    """The peak of a step of one micro-batch: gradients come as what was kept for backward goes."""
-    return sum(memory.values()) - min(memory["gradients' shard"], memory["kept for backward"])
+    """Return the peak of a step of one micro-batch: gradients replace what backward releases."""
+    return sum(memory.values()) - min(memory["gradients' shard"], memory["saved for backward"])
 
 
 def parameters_outside(c):
-    """Outside the blocks: embedding, the last norm, and the output layer unless it is tied."""
+    """Return the parameters of embedding, last norm, and output layer unless it is tied."""
     return c.vocabulary * c.d * (1 if c.tied else 2) + c.d
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training to plan."""
+    """Training to plan."""
 
     steps: int
     batch: int  # sequences of a step, over all processes
-    micro_batch: int  # of a forward pass
+    micro_batch: int  # sequences of a forward pass
 
     def micro_batches(self, processes):
-        """The number of them in a step, in each process."""
+        """Return the number of micro-batches of a step in each process."""
         return -(-self.batch // (self.micro_batch * processes))
 
 
 def table(name, of: Plan, job: Job, device_bytes):
-    """Parameters, memory by component and predicted time; the answer in one line at the end."""
+    """Return parameters, memory by component and predicted time; the last line is the answer."""
     c = of.config
     total, active = parameters(c)
     compiled = ", compiled" if of.compiled else ""
     lines = [
         f"{name}: {c.layers} layers, experts {of.experts}, recompute {of.recompute}, precision "
         f"{of.precision}{compiled}, micro-batch {job.micro_batch}, processes {of.processes}"
-        + (f", of which {of.together} share the experts" if of.together > 1 else ""),
+        + (f", {of.together} of them share the experts" if of.together > 1 else ""),
         f"  {'parameters':24}{total:>16,}",
         f"  {'active parameters':24}{active:>16,}",
     ]
@@ -241,17 +249,17 @@ def table(name, of: Plan, job: Job, device_bytes):
 
 
 def answer(of: Plan, job: Job, taken, largest, device_bytes):
-    """Whether it fits, and how long it takes."""
+    """Return whether it fits, and the duration."""
     room = f"{taken / GIB:.1f} of {device_bytes / GIB:.1f} GiB"
     if largest == 0:
-        return f"It does not fit: {room}, and no micro-batch does. Take more processes."
+        return f"It does not fit: {room}, and no micro-batch fits. Use more processes."
     if taken > USABLE * device_bytes:
-        return f"It does not fit: {room}. --micro-batch {largest} does."
+        return f"It does not fit: {room}. --micro-batch {largest} fits."
     seconds = predict.seconds(of, job.micro_batch, job.micro_batches(of.processes))
     if seconds is None:
-        return f"It fits: {room} a process."
-    where = "an H100" if of.processes == 1 else f"{of.processes} H100s, communication left out,"
+        return f"It fits: {room} per process."
+    where = "an H100" if of.processes == 1 else f"{of.processes} H100s, without communication,"
     return (
-        f"It fits: {room} a process. On {where} {job.steps:,} steps of {job.batch} sequences take "
-        f"some {duration(job.steps * seconds)}."
+        f"It fits: {room} per process. On {where} {job.steps:,} steps of {job.batch} "
+        f"sequences need about {duration(job.steps * seconds)}."
     )

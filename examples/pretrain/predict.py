@@ -1,10 +1,10 @@
-"""How long a step of a configuration takes on a Hopper GPU, from measured rates.
+"""Predict the time of a step of a configuration on a Hopper GPU from measured rates.
 
-The experts: every kernel's limit is max(FLOP / GEMMS, bytes / MEMORY), each tensor counted once
-(docs/kernels.md). How many times the limit they take is measured: by the profile of a training
-with this layer (benchmarks/results/pretrain.jsonl), else by the layer alone (kernels.jsonl there),
-else it is the mean of all layers. The rest: FLOP and bytes over the RATES below.
-Communication between processes is not in it, nor what the host does while the device waits.
+For the experts, every kernel's limit is max(FLOP / GEMMS, bytes / MEMORY), each tensor counted once
+(docs/kernels.md). The measured ratio of time and limit is from the profile of a training with this
+layer (benchmarks/results/pretrain.jsonl), else from the layer alone (kernels.jsonl there), else it
+is the mean of all layers. For the rest: FLOP and bytes over the RATES below. Communication between
+processes is not included, nor is work of the host while the device waits.
 """
 
 import statistics
@@ -14,18 +14,18 @@ from pathlib import Path
 from configs import CONFIGS, Config
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
+sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # one of its files needs no package
 import records  # noqa: E402
 from layers import LAYERS, Layer  # noqa: E402
 
 KERNELS = ROOT / "benchmarks" / "results" / "kernels.jsonl"
 TRAININGS = KERNELS.with_name("pretrain.jsonl")
-# The limits' rates: GEMMs in bfloat16, and device memory, of an H100.
+# Rates of the limits: GEMMs in bfloat16, and device memory, of an H100.
 GEMMS, MEMORY = 798e12, 3.0e12
 
 
 def kernels(c: Config | Layer, T):
-    """-> seconds at the limit of the experts' forward and backward kernels, top-K."""
+    """Return the seconds at the limit of the experts' forward and backward kernels, top-K."""
     M, gathered = T * c.K, 2 * T * c.d
     rows, hidden = 2 * M * c.d, 2 * M * c.n  # bytes of (M, d) and (M, n)
     W1, W2 = 4 * c.E * c.n * c.d, 2 * c.E * c.n * c.d
@@ -47,8 +47,10 @@ def kernels(c: Config | Layer, T):
 
 
 def measured(path=KERNELS):
-    """-> {(d, n, E, K): time / limit, forward and backward} of the listed layers that were
-    measured, routing and router with them."""
+    """Return {(d, n, E, K): time / limit, forward and backward} of the measured layers.
+
+    Routing and router are included.
+    """
     times = {one.name: one.median("ms") / 1e3 for one in records.read(path) if "ms" in one.values}
     ratios = {}
     for name, layer in LAYERS["cuda"].items():
@@ -60,8 +62,10 @@ def measured(path=KERNELS):
 
 
 def profiled():
-    """-> {(d, n, E, K): time / limit, the same for both passes}, of profiles of whole trainings,
-    from the largest micro-batch."""
+    """Return {(d, n, E, K): time / limit, equal for both passes} of profiles of whole trainings.
+
+    The profiles are those of the largest micro-batch.
+    """
     found = [one for one in records.read(TRAININGS) if one.name.startswith("pretrain-speed/")]
     ratios = {}
     for one in sorted(found, key=lambda one: one.values["micro_batch"]):
@@ -75,32 +79,31 @@ def profiled():
 
 
 def experts(c: Config, T):
-    """-> seconds of one layer's experts, forward and backward; the source of the rate."""
+    """Return the seconds of one layer's experts, forward and backward; the source of the rate."""
     of, layers = (c.d, c.n, c.E, c.K), measured()
-    found = {"a profile of this layer's training": profiled().get(of)}
-    found["this layer measured"] = layers.get(of)
-    found["the mean of measured layers"] = tuple(map(statistics.mean, zip(*layers.values())))
+    found = {"profile of a training with this layer": profiled().get(of)}
+    found["measurement of this layer"] = layers.get(of)
+    found["mean of measured layers"] = tuple(map(statistics.mean, zip(*layers.values())))
     source, ratio = next((source, ratio) for source, ratio in found.items() if ratio)
     forward, backward = (limit * times for limit, times in zip(kernels(c, T), ratio))
     return forward, backward, source
 
 
-# The rates of the rest of a step, by the profiles of S1 and of four layers of 7B on an H100
+# Rates of the rest of a step, from the profiles of S1 and of four layers of 7B on an H100
 # (benchmarks/results/pretrain.jsonl).
 RATES = {
     "gemms": 650e12,  # FLOP/s of attention's projections, the shared expert and the head
-    "attention": 270e12,  # FLOP/s of causal attention, heads of 64
-    "bytes": 2.5e12,  # of elementwise kernels and the optimizer
+    "attention": 270e12,  # FLOP/s of causal attention with heads of 64
+    "bytes": 2.5e12,  # elementwise kernels and the optimizer
 }
-# How often a block's norms, rotations and residuals move x (T, d) in 16 bits, forward and backward;
-# bytes that the loss moves of a logit; and of a parameter, by gathering, reduction, clipping and
-# AdamW, each once a step.
+# Transfers of x (T, d) in 16 bits by a block's norms, rotations and residuals, forward and
+# backward; bytes of the loss per logit; and bytes per parameter of gathering, reduction, clipping
+# and AdamW, each once per step.
 PASSES, LOGIT_BYTES, PARAMETER_BYTES = 40, 12, 80
 
 
 def step(c: Config, T, processes):
-    """-> {part: seconds} of a micro-batch of T tokens and the update after it; the experts'
-    source."""
+    """Return {part: seconds} of a micro-batch of T tokens and the update; the experts' source."""
     forward, backward, source = experts(c, T)
     attention = 2 * c.d * c.d * (1 + c.kv_heads / c.heads)
     weights = c.layers * (attention + 3 * c.d * c.shared + c.d * c.E) + c.vocabulary * c.d
@@ -116,13 +119,13 @@ def step(c: Config, T, processes):
 
 
 def is_known(of):
-    """Whether a plan is one whose time is predicted."""
+    """Return whether the time of a plan can be predicted."""
     is_plain = of.experts == "tilemoe" and of.recompute == "none" and of.together == 1
     return is_plain and of.precision != "float32"
 
 
 def seconds(of, micro_batch, micro_batches):
-    """The seconds of a step of `micro_batches` in each process; None if they are not known."""
+    """Return the seconds of a step of `micro_batches` in each process; None if unknown."""
     if not is_known(of):
         return None
     parts, _ = step(of.config, micro_batch * of.config.context, of.processes)
@@ -131,17 +134,17 @@ def seconds(of, micro_batch, micro_batches):
 
 
 def lines(of, micro_batch, flop_of_token, peak):
-    """A plan's lines of time."""
+    """Return a plan's lines of time."""
     c = of.config
     if not is_known(of):
         what = "tilemoe in bfloat16, without recomputation and --expert-parallel"
-        return [f"  tokens/s are predicted for {what}"]
+        return [f"  tokens/s are predicted only for {what}"]
     T = micro_batch * c.context
     parts, source = step(c, T, of.processes)
     whole = sum(parts.values())
     times = ", ".join(f"{name} {1e3 * time:.1f}" for name, time in parts.items())
     return [
-        f"  {'predicted on an H100':24}{T / whole:>12,.0f} tokens/s a process, MFU "
+        f"  {'predicted on an H100':24}{T / whole:>12,.0f} tokens/s per process, MFU "
         f"{T * flop_of_token / whole / peak:.1%}",
         f"    ms: {times}; the experts' rate: {source}",
     ]

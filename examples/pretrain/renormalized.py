@@ -1,4 +1,4 @@
-"""Token rounding whose scores add up to one: what it drops of a token, the token's others get."""
+"""Use token rounding with scores that sum to one: dropped shares go to the token's others."""
 
 import torch
 
@@ -8,34 +8,39 @@ from tilemoe.module import Experts
 
 
 def renormalized_pairs(logits, K, **rounding):
-    """logits (T, E), arguments of tilemoe.rounded_router -> its tokens, experts and, by softmax
-    over the experts that a token got, scores (pairs); which a token chose and which it got (T, E)
-    bool."""
+    """Return renormalized pairs of logits (T, E) and arguments of tilemoe.rounded_router.
+
+    These are tokens, experts and, by softmax over the experts of a token, scores (pairs); and which
+    experts a token chose and which it received, (T, E) bool.
+    """
     T, E = logits.shape
     tokens, experts, _ = tilemoe.rounded_router(logits, K, **rounding)
     _, ids = tilemoe.topk_router(logits.detach(), K, ids_dtype=torch.int64)
     none = torch.zeros(T + 1, E + 1, dtype=torch.bool, device=logits.device)
     chose = none[:T, :E].scatter(1, ids, True)
-    at = tokens.long() * (E + 1) + experts  # the last one: of what is no pair
+    at = tokens.long() * (E + 1) + experts  # the last place is that of unused pairs
     got = none.flatten().scatter(0, at, True).view(T + 1, E + 1)[:T, :E]
     p = torch.where(got, logits.float().softmax(-1), 0.0)
     p = p / p.sum(-1, keepdim=True).clamp(min=1e-30)
-    # Rows of no pair: any place, but each its own, since gradients are added there.
+    # Unused rows may have any place, each a different one, because gradients are added there.
     place = torch.arange(len(tokens), device=logits.device)
     place = torch.where(tokens < T, tokens.long() * E + experts, place)
     return tokens, experts, p.flatten().gather(0, place), chose, got
 
 
 class Renormalized(Experts):
-    """tilemoe.MoE's experts under token rounding. The library divides a chosen pair's score by the
-    sum over the token's K, whether they stay or not, and leaves an added pair's as it is; here all
-    are divided by the sum over the experts that the token gets."""
+    """Experts of tilemoe.MoE with token rounding and renormalized scores.
+
+    The library divides the score of a chosen pair by the sum over the token's K experts, whether
+    they stay or not, and does not change the score of an added pair; here all are divided by the
+    sum over the experts that the token receives.
+    """
 
     def __init__(self, c: Config):
         super().__init__(c.d, c.n, c.E)
 
     def forward(self, x, logits, spread, *, options, seed, offset, **rest):
-        """x (T, d), logits (T, E) -> O (T, d), its aux; the counts are those before rounding."""
+        """Compute O (T, d) and its aux from x (T, d), logits (T, E); counts are before rounding."""
         if not self.training:
             how = {"options": options, "seed": seed, "offset": offset}
             return super().forward(x, logits, spread, **how, **rest)

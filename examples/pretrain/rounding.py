@@ -1,4 +1,4 @@
-"""The effect of token rounding on a model: short trainings that differ in their routing alone.
+"""Measure the effect of token rounding with short trainings that differ in routing alone.
 
     python examples/pretrain/rounding.py --list
     python examples/pretrain/rounding.py --data runs/corpus --out rounding.jsonl --gpus 4
@@ -6,14 +6,14 @@
 
 rounding.json has the methods, the runs, the most important first, and the size of a training. A run
 has a name: model, method, tiles for each expert, seed; in `S1-nearest-2-s0`, T K / (E m) = 2. Every
-T tokens of a step are routed alone, as micro-batches or ranks of T tokens would be. Attention,
-experts and head work on all of the step's tokens at once, and the balance and z losses are the
-step's: so top-K is the same for every number of tiles, and has none in its name. Runs of one seed
-begin with the same weights and see the same batches: `initial` and `batches` are their checksums.
+T tokens of a step are routed separately, like micro-batches or ranks of T tokens. Attention,
+experts and head compute all of the step's tokens together, and the balance and z losses are the
+step's: so top-K is the same for every number of tiles, and its name has none. Runs of one seed
+start with the same weights and read the same batches: `initial` and `batches` are their checksums.
 
-A run is a line of --out when it has ended, and is not run again. So the command may
-be stopped at any moment, and given again on any number of GPUs; an interrupted run is lost. --table
-prints the differences from top-K of the same seed, and refuses lines that are not paired.
+A finished run is a line of --out, and is not repeated. So the command may be stopped at any moment,
+and started again on any number of GPUs; an interrupted run is lost. --table prints the differences
+from top-K of the same seed, and rejects lines that are not paired.
 """
 
 import argparse
@@ -43,19 +43,27 @@ from tilemoe.bench import records
 
 STUDY = json.loads(Path(__file__).with_suffix(".json").read_text())
 METHODS = STUDY["methods"]  # {name: options of train.py}
-# Student's t by degrees of freedom, from one on, beyond which 2.5 % lie on either side.
+# Student's t by degrees of freedom, from one on, with 2.5 % on either side.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-SAME = ("initial", "batches", "steps", "tokens_of_step", "validation_tokens")  # of a pair
+SAME = (
+    "initial",
+    "batches",
+    "steps",
+    "tokens_of_step",
+    "validation_tokens",
+)  # equal values of a pair
 
 
 class NotFinite(ValueError):
-    """A training that cannot continue; others can."""
+    """The training cannot continue; others can."""
 
 
 class Named(NamedTuple):
     model: str
     method: str
-    tiles: int | None  # mean tiles per expert: T K / (E m); None: top-K, which does not depend on it
+    tiles: (
+        int | None
+    )  # mean tiles per expert: T K / (E m); None: top-K, which does not depend on it
     seed: int
 
     def __str__(self):
@@ -73,14 +81,14 @@ def named(text):
     model, method, *tiles, seed = text.split("-")
     run = Named(model, method, int(tiles[0]) if tiles else None, int(seed[1:]))
     if model not in CONFIGS or method not in METHODS or str(run) != text:
-        raise ValueError(f"{text} is not a run: see --list")
+        raise ValueError(f"{text} must be a run of --list")
     if (method == "top_k") != (run.tiles is None):
-        raise ValueError(f"{text}: all methods but top_k have a number of tiles")
+        raise ValueError(f"{text} must have a number of tiles, as all methods but top_k")
     return run
 
 
 def study():
-    """All runs, in the order of rounding.json; each once."""
+    """Return all runs, in the order of rounding.json; each once."""
     return list(dict.fromkeys(
         Named(model, method, None if method == "top_k" else tiles, seed)
         for group in STUDY["runs"] for seed in group["seeds"] for model in STUDY["models"]
@@ -89,13 +97,13 @@ def study():
 
 
 def checksum(parameters):
-    """A checksum of all bits; the order of a sum of integers does not matter."""
+    """Return a checksum of all bits; the order of a sum of integers has no effect."""
     sums = [p.to_local().view(torch.int32).sum(dtype=torch.int64) for p in parameters]
     return zlib.crc32(torch.stack(sums).cpu().numpy().tobytes())
 
 
 def carry_out(run, options, rest, mesh, device):
-    """Trains and evaluates -> the values of the run's line."""
+    """Train and evaluate; return the values of the run's line."""
     steps = round(options.tokens / (options.batch * CONFIGS[run.model].context))
     own = ["--config", run.model, "--data", options.data, "--seed", run.seed, "--steps", steps]
     own += ["--batch", options.batch, "--micro-batch", options.batch, "--warmup", steps // 20 + 1]
@@ -136,7 +144,7 @@ def carry_out(run, options, rest, mesh, device):
 
 @contextlib.contextmanager
 def locked(path, wait=True):
-    """-> whether this process has the lock of that name, which ends with the process."""
+    """Return whether this process has the lock of that name, which ends with the process."""
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -147,15 +155,18 @@ def locked(path, wait=True):
 
 
 def lines_of(out):
-    """{Named: Measurement} of the runs that have ended."""
+    """Return {Named: Measurement} of the finished runs."""
     lines = records.read(out) if out.exists() else []
     found = (line for line in lines if line.name.startswith("rounding/"))
     return {named(line.name.removeprefix("rounding/")): line for line in found}
 
 
 def work(options, rest):
-    """One process on one device: takes the first run that is not finished and that no other process
-    has, until none is left or the time is over. -> exit status."""
+    """Run one process on one device, and return its exit status.
+
+    The process executes the first run that is not finished and that no other process has, until
+    none is left or the time is over.
+    """
     deadline = time.monotonic() + options.seconds
     mesh, device = start()
     failed, locks = 0, options.out.with_suffix(".locks")
@@ -176,7 +187,7 @@ def work(options, rest):
             with locked(locks / "all"):
                 kept = records.read(options.out) if options.out.exists() else []
                 records.write(options.out, [*kept, line])
-                # Within the lock: the processes share one standard output.
+                # Inside the lock: the processes share one standard output.
                 said = {key: values[key] for key in ("T", "loss", "tokens_per_s", "run_s")}
                 print(json.dumps({"name": str(run)} | said), flush=True)
     dist.destroy_process_group()
@@ -184,7 +195,7 @@ def work(options, rest):
 
 
 def spread(gpus):
-    """This command once for each GPU -> the largest exit status."""
+    """Run this command once per GPU, and return the largest exit status."""
     command = [sys.executable, *sys.argv, "--gpus", "1"]
     workers = []
     for gpu in range(gpus):
@@ -194,7 +205,7 @@ def spread(gpus):
 
 
 def interval(values):
-    """-> the mean of values, and half of its 95 % confidence interval, None of one value."""
+    """Return the mean of values, and half of its 95 % confidence interval, None of one value."""
     n, mean = len(values), statistics.fmean(values)
     if n < 2:
         return mean, None
@@ -203,7 +214,7 @@ def interval(values):
 
 
 def pairs(lines):
-    """{Named: Measurement} -> {(model, method, tiles): [(values, those of top-K, same seed)]}."""
+    """Return {(model, method, tiles): [(values, those of top-K with the same seed)]}."""
     found = {}
     for run, line in lines.items():
         plain = lines.get(Named(run.model, "top_k", None, run.seed))
@@ -211,13 +222,13 @@ def pairs(lines):
             continue
         for key in (*SAME, "options"):
             if line.values.get(key, "") != plain.values.get(key, ""):
-                raise ValueError(f"{line.name} and {plain.name} are not a pair: their {key} differ")
+                raise ValueError(f"{line.name} and {plain.name} must have the same {key}")
         found.setdefault(run[:3], []).append((line.values, plain.values))
     return dict(sorted(found.items(), key=lambda of: (of[0][0], of[0][1] != "nearest", of[0][1:])))
 
 
 def table(lines):
-    """Markdown: validation losses with top-K, as differences from top-K of the same seed."""
+    """Return validation losses in Markdown, as differences from top-K of the same seed."""
     header = "model", "method", "tiles", "seeds", "loss, %", "pairs dropped, %", "pairs added, %"
     text = f"| {' | '.join(header)} |\n{'|---' * len(header)}|\n"
     for (model, method, tiles), runs in pairs(lines).items():
@@ -233,21 +244,27 @@ def table(lines):
 def main(argv=None):
     parser = argparse.ArgumentParser(
         allow_abbrev=False,
-        description=__doc__.partition("\n")[0], epilog="All other options are train.py's."
+        description=__doc__.partition("\n")[0],
+        epilog="All other options are those of train.py.",
     )
     add = parser.add_argument
     add("--list", action="store_true", help="print the runs, and which of them are finished")
     add("--table", action="store_true", help="print the differences from top-K, as Markdown")
     add("--out", type=Path, default=Path("rounding.jsonl"), help="results file, JSON lines")
     add("--data", type=Path, help="folder that corpus.py wrote")
-    add("--runs", nargs="+", type=named, default=study(), help="these, in this order")
-    add("--tokens", type=float, default=STUDY["tokens"], help="of a training")
+    add("--runs", nargs="+", type=named, default=study(), help="run these, in this order")
+    add("--tokens", type=float, default=STUDY["tokens"], help="steps of a training")
     add("--batch", type=int, default=STUDY["batch"], help="sequences of a step")
     add("--evaluate-batches", type=int, default=STUDY["evaluate_batches"],
-        help="of --batch sequences of the validation text, at most")  # fmt: skip
-    add("--gpus", type=int, default=1, help="as many processes, each with a GPU of its own")
-    add("--seconds", type=float, default=float("inf"), help="no run begins that would end later")
-    add("--commit", help="what was built, if this is no source tree and cannot know it")
+        help="maximum number of evaluations of --batch validation sequences")  # fmt: skip
+    add("--gpus", type=int, default=1, help="number of processes, each with its own GPU")
+    add(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="seconds; no run starts that would end later",
+    )
+    add("--commit", help="commit of the measured source, if this is not a source tree")
     options, rest = parser.parse_known_args(argv)
     if options.list:
         there = lines_of(options.out)

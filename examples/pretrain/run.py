@@ -1,9 +1,9 @@
-"""One training job: its state, one step, one evaluation.
+"""Define one training job: its state, one step, one evaluation.
 
 The micro-batch is the unit of everything that is not linear in the tokens: balance and z loss are
-computed in each and averaged over all of a step, whoever computes them. So a step is the same
-function of the same batch on one process and on eight. Where N processes share the experts, their N
-micro-batches are one in this sense, the same that a process without the others would have.
+computed in each and averaged over all of a step, on any process. So a step is the same function of
+the same batch on one process and on eight. If N processes share the experts, their N micro-batches
+are one in this sense, the same that a single process would have.
 """
 
 import json
@@ -23,7 +23,7 @@ from model import Transformer
 from optimizer import learning_rate, optimizer_of
 from parallel import agree, are_finite, clip, expert_mesh, norm_of, shard
 
-# The log's values of a step: means over its micro-batches; the last four are fractions.
+# Values of a step in the log: means over its micro-batches; the last four are fractions.
 MEANS = (
     "loss", "balance", "z", "load", "pairs_dropped", "pairs_added", "tokens_without",
     "pairs_without_place",
@@ -41,14 +41,14 @@ DECIDING = (
 
 
 def build(args, mesh, device, order=None):
-    """Configuration, sharded model with its initial values, optimizer."""
+    """Return the configuration, the sharded model with its initial values, and the optimizer."""
     routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize
     c = configuration(args.config, args.layers, *routing)
     why = refusal(args.experts, c, device.type) or not_shared(args, c)
     if why is not None:
         raise Refusal(why)
     tilemoe.set_ctas_per_sm(args.ctas_per_sm)
-    # The GEMMs of float32 next to bfloat16 are the router's: by TF32, exact for bfloat16 inputs.
+    # The float32 GEMMs next to bfloat16 are the router's: by TF32, exact for bfloat16 inputs.
     torch.set_float32_matmul_precision("highest" if args.precision == "float32" else "high")
     groups, spread = None, None
     if args.expert_parallel > 1:
@@ -67,25 +67,22 @@ def build(args, mesh, device, order=None):
 
 
 def not_shared(args, c):
-    """Why the processes cannot share the experts, or None."""
+    """Return why the processes cannot share the experts, or None."""
     together, ranks = args.expert_parallel, dist.get_world_size()
     if together == 1:
         return None
     if ranks % together or c.E % together:
-        return (
-            f"--expert-parallel is {together}, but {ranks} processes and {c.E} experts are to be "
-            "multiples of it"
-        )
+        return f"--expert-parallel must divide {ranks} processes and {c.E} experts, got {together}"
     if args.experts != "tilemoe" or c.capacity is not None or c.renormalize or args.compile:
         return (
-            "--expert-parallel is for --experts tilemoe without --capacity, --renormalize and "
-            "--compile"
+            "--expert-parallel requires --experts tilemoe without --capacity, "
+            "--renormalize and --compile"
         )
     return None
 
 
 def corpus_refused(folder):
-    """Why the corpus is not what its manifest says, or None. One process of a machine reads it."""
+    """Return why the corpus differs from its manifest; one process per machine reads it."""
     if int(os.environ.get("LOCAL_RANK", 0)) != 0:
         return None
     try:
@@ -95,7 +92,7 @@ def corpus_refused(folder):
 
 
 class Run:
-    """`order` renumbers the experts (Transformer.initialise)."""
+    """A training job. `order` renumbers the experts (Transformer.initialise)."""
 
     def __init__(self, args, mesh, device, order=None):
         self.args, self.device = args, device
@@ -104,8 +101,8 @@ class Run:
         self.micro_batches = args.batch // args.micro_batch  # of a step, over all processes
         if self.micro_batches % self.ranks:
             raise Refusal(
-                f"a step has {self.micro_batches} micro-batches, which {self.ranks} processes do "
-                "not share evenly"
+                f"a step has {self.micro_batches} micro-batches, expected a multiple of "
+                f"the {self.ranks} processes"
             )
         self.checkpoints = Checkpoints(args.output / "checkpoints", args.keep)
         agree(corpus_refused(args.data))
@@ -115,14 +112,17 @@ class Run:
         self.validation = Corpus(args.data, "validation", c.context, args.seed)
         if self.corpus.vocabulary > c.vocabulary:
             raise Refusal(
-                f"{args.data} has {self.corpus.vocabulary} tokens, {args.config} {c.vocabulary}"
+                f"{args.data} has {self.corpus.vocabulary} tokens, expected {c.vocabulary} "
+                f"for {args.config}"
             )
-        self.step = self.sequence = 0  # done, and the next one of the data
-        self.watched = {}  # {name: parameters} whose gradient's norm the log has too
+        self.step = self.sequence = 0  # finished steps, and the next sequence of the data
+        self.watched = {}  # {name: parameters} whose gradient norm is also logged
 
     def progress(self):
-        """Returns what a checkpoint has next to the state of model and optimizer. Schedule,
-        rounding and the order of the data are functions of these."""
+        """Return what a checkpoint has in addition to the state of model and optimizer.
+
+        Schedule, rounding and the order of the data are functions of these.
+        """
         a, c = self.args, self.config
         micro_batch = a.micro_batch * self.together
         own = (a.config, c.layers, a.batch, micro_batch, a.seed, self.corpus.sha256)
@@ -130,8 +130,10 @@ class Run:
         return {"step": self.step, "sequence": self.sequence, "of": json.dumps(of)}
 
     def save(self):
-        """-> whether all parameters and moments are finite: else nothing is saved, and the
-        existing checkpoints stay."""
+        """Save, and return whether all parameters and moments are finite.
+
+        If they are not, nothing is saved, and the existing checkpoints stay.
+        """
         state = list(self.model.parameters())
         for moments in self.optimizer.state.values():
             state += moments["exp_avg"], moments["exp_avg_sq"]
@@ -141,8 +143,10 @@ class Run:
         return True
 
     def resume(self):
-        """-> the checkpoint's folder, or None; {option: its value in the checkpoint, and now} of
-        those that decide and were changed."""
+        """Resume, and return the checkpoint's folder, or None, and the changed options.
+
+        The options are {name: value in the checkpoint, and now}, of those that affect later steps.
+        """
         folder = self.checkpoints.last()
         if folder is None:
             return None, {}
@@ -163,20 +167,23 @@ class Run:
         own = [name for name in differ if name in IDENTITY]
         if own:
             raise Refusal(
-                "a checkpoint continues with its own configuration, batch, micro-batch, seed and "
-                f"corpus: {folder} has {text(own)}, this run {text_now(own)}"
+                "a checkpoint requires its own configuration, batch, micro-batch, seed "
+                f"and corpus: {folder} has {text(own)}, this run has {text_now(own)}"
             )
         if differ and not self.args.change_options:
             raise Refusal(
-                f"{folder} was trained with {text(differ)}, this run has {text_now(differ)}: "
-                "--change-options continues with what this run has"
+                f"{folder} was trained with {text(differ)}, this run has "
+                f"{text_now(differ)}; pass --change-options to continue with this run's "
+                "options"
             )
         return differ
 
     def micro(self, corpus, sequence):
-        """This process' part of the batch that begins with a sequence -> number of a micro-batch,
-        tokens (micro_batch, S + 1). Processes that share the experts have neighbouring parts of one
-        micro-batch, by its number."""
+        """Return the number of a micro-batch and this process' tokens (micro_batch, S + 1).
+
+        They are part of the batch that begins with a sequence. Processes that share the experts
+        have neighbouring parts of one micro-batch, by its number.
+        """
         share, size = self.micro_batches // self.ranks, self.args.micro_batch
         group, place = divmod(self.rank, self.together)
         first = sequence // (size * self.together) + group * share
@@ -185,19 +192,21 @@ class Run:
             yield number, corpus.sequences(range(own, own + size))
 
     def on_device(self, tokens):
-        """A copy that does not wait for what the device is still doing."""
+        """Copy tokens to the device without waiting for its current work."""
         if self.device.type == "cpu":
             return tokens
         return tokens.pin_memory().to(self.device, non_blocking=True)
 
     def mean(self, total, share):
-        """Sum over the micro-batches of a process -> the mean over those of all of them."""
+        """Return the mean over all processes from the sum over this process' micro-batches."""
         dist.all_reduce(total)
         return total / (share * self.ranks)
 
     def update(self, lr, loss):
-        """Updates the parameters by the gradients of a whole step, which are freed -> their norm,
-        (). Nothing changes if it or the loss, (), is not finite."""
+        """Update the parameters by the gradients of a step, free these, and return their norm ().
+
+        Nothing changes if the norm or the loss, (), is not finite.
+        """
         norm = clip(list(self.model.parameters()), self.args.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -206,8 +215,10 @@ class Run:
         return norm
 
     def train(self):
-        """One step -> what the log says of it, and whether loss and gradient are finite: if not,
-        nothing was changed."""
+        """Run one step; return its record in the log, and whether loss and gradient are finite.
+
+        If they are not, nothing was changed.
+        """
         share = self.micro_batches // self.ranks
         sums = torch.zeros(len(MEANS), dtype=torch.float64, device=self.device)
         counts, checksum = 0, 0
@@ -217,7 +228,7 @@ class Run:
             self.model.set_requires_gradient_sync(last or self.args.reduce == "micro-batch")
             self.model.set_reshard_after_backward(last or not self.args.keep_gathered)
             losses, routed = self.model(self.on_device(tokens), offset=number)
-            (losses.total / share).backward()  # FSDP takes the mean over processes
+            (losses.total / share).backward()  # FSDP averages over processes
             sums += torch.stack([*losses[1:], *routed[1:]]).detach()
             counts = counts + routed.expert_counts
             checksum += sum(zlib.crc32(row.numpy().tobytes()) for row in tokens)
@@ -239,7 +250,7 @@ class Run:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return record, False
         if self.config.selection_bias:
-            dist.all_reduce(counts)  # (layers, E): of the whole step, so that ranks keep one bias
+            dist.all_reduce(counts)  # (layers, E) of the whole step, so that ranks have one bias
             for block, chosen in zip(self.model.blocks, counts):
                 block.moe.update_selection_bias(chosen, self.args.bias_rate)
         self.step += 1
@@ -248,8 +259,10 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self, as_trained=False):
-        """-> mean loss of the first validation sequences; `as_trained`: with the training's
-        rounding or capacity, in place of top-K."""
+        """Return the mean loss of the first validation sequences.
+
+        `as_trained`: with the training's rounding or capacity instead of top-K.
+        """
         self.model.train(as_trained)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for batch in range(self.args.evaluate_batches):

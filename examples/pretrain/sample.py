@@ -1,8 +1,8 @@
-"""Samples text from what train.py has trained, in one process, on the GPU if the machine has one.
+"""Sample text from a model of train.py in one process, on the GPU if the machine has one.
 
     python examples/pretrain/sample.py runs/tiny --prompt "The layer" --tokens 200 --seed 1
 
-The text goes to stdout as it comes, all else to stderr.
+The text goes to stdout token by token, everything else to stderr.
 """
 
 import os
@@ -21,12 +21,18 @@ from parallel import set_threads
 
 
 class Sampler:
-    """Draws a token from logits (vocabulary). The same seed draws the same on the same device."""
+    """Sampler of a token from logits (vocabulary); a seed gives the same tokens on a device."""
 
     def __init__(self, seed, temperature=1.0, top_k=None, top_p=1.0, vocabulary=None):
-        """top_k: from the K most probable tokens; top_p: from the fewest most probable ones whose
-        probabilities add up to it. vocabulary: that of the tokenizer, which may be smaller than the
-        model's. A temperature of 0 takes the most probable token."""
+        """Set the distribution.
+
+        Args:
+            seed: Random seed.
+            temperature: 0 selects the most probable token.
+            top_k: Sample from the K most probable tokens.
+            top_p: Sample from the fewest most probable tokens with this total probability.
+            vocabulary: Vocabulary of the tokenizer, which may be smaller than the model's.
+        """
         self.generator = torch.Generator().manual_seed(seed)
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.vocabulary = vocabulary
@@ -44,10 +50,11 @@ class Sampler:
 
 @torch.no_grad()
 def generate(model, tokens, sampler):
-    """tokens: those before -> tokens, one after the other, without end.
+    """Yield tokens one by one, without end; `tokens` are those before.
 
-    A layer keeps the keys and values of the tokens so far. When the model's context is full, it
-    continues from the last half of it."""
+    A layer stores the keys and values of the tokens so far. When the model's context is full, it
+    continues from the last half of it.
+    """
     c, device = model.c, next(model.parameters()).device
     seen, new, caches = [], list(tokens), None
     while True:
@@ -66,27 +73,32 @@ def arguments(argv=None):
     parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("run", type=Path, help="--output of train.py, or one of its checkpoints")
-    add("--prompt", default="", help="how the text begins; without one, as a document does")
-    add("--tokens", type=whole(1), default=256, help="at most: a document may end before")
+    add("--prompt", default="", help="text to continue; default: the start of a document")
+    add(
+        "--tokens",
+        type=whole(1),
+        default=256,
+        help="maximum number of tokens; a document may end earlier",
+    )
     add("--seed", type=whole(0, 2**63 - 1), default=0)
-    add("--temperature", type=real(0), default=0.8, help="0: the most probable token each time")
-    add("--top-k", type=whole(1), help="draw from the K most probable tokens")
+    add("--temperature", type=real(0), default=0.8, help="temperature (0 = greedy)")
+    add("--top-k", type=whole(1), help="sample from the K most probable tokens")
     add(
         "--top-p",
         type=real(0, above=True),
         default=1.0,
-        help="draw from the most probable tokens that have this probability together",
+        help="sample from the most probable tokens with this total probability",
     )
-    add("--device", choices=("cpu", "cuda"), help="without it cuda if the machine has a GPU")
+    add("--device", choices=("cpu", "cuda"), help="default: cuda if the machine has a GPU")
     return parser.parse_args(argv)
 
 
 def sample(args, out, say):
-    """Writes the text to `out`, a binary file."""
+    """Write the text to `out`, a binary file."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise Refusal("--device cuda: torch sees no GPU here")
-    # On a GPU as in training; TileMoE has no float32 there.
+        raise Refusal("--device cuda: torch finds no GPU (torch.cuda.is_available() is False)")
+    # On a GPU as in training; TileMoE does not support float32 there.
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     of = trained.load(args.run, device, dtype)
     set_threads(plan.parameters(of.config)[1], torch.device(device))
@@ -117,7 +129,7 @@ def main(argv=None):
         return f"error: {why}"
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who read has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return 0

@@ -1,8 +1,8 @@
-"""The sources of a corpus' text: the user's files, or packages of the distribution.
+"""Read the text of a corpus from the user's files, or from packages of the distribution.
 
-Every source is a generator of documents, (name, bytes), in the same order on every machine. A
-file larger than `largest` bytes gives one byte more than that, which shows its size: the rest of it
-is not read.
+Every source is a generator of documents, (name, bytes), in the same order on every machine. A file
+larger than `largest` bytes gives one byte more than that, which shows its size: the rest is not
+read.
 """
 
 import gzip
@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-# Package and what it is for; --packages names others. Together 1.1 GB of text.
+# Packages and their contents; --packages selects others. Together 1.1 GB of text.
 PACKAGES = {
     "linux-source": "the Linux kernel: C, and its documentation in English",
     "dict-gcide": "a dictionary of English",
@@ -21,12 +21,12 @@ PACKAGES = {
 }
 SUFFIXES = {".c", ".h", ".s", ".rst", ".txt", ".py", ".pl", ".sh", ".dts", ".dtsi", ".yaml", ".md"}
 NAMES = {"Kconfig", "Makefile"}
-LARGEST = 1 << 18  # bytes of a document, unless said otherwise
-PIECE = 1 << 16  # bytes of a dictionary that are one document
+LARGEST = 1 << 18  # default maximum bytes of a document
+PIECE = 1 << 16  # bytes of a dictionary per document
 
 
 def contents(file, size, largest):
-    """The contents of an opened file of `size` bytes. A read of N bytes allocates N bytes first."""
+    """Read an opened file of `size` bytes; a read of N bytes allocates N bytes first."""
     return file.read() if size <= largest else file.read(largest + 1)
 
 
@@ -36,20 +36,20 @@ def read(path, largest):
 
 
 def files(paths, largest=LARGEST):
-    """Files, and all files of folders."""
+    """Yield files, and all files of folders."""
     for path in map(Path, paths):
         if not path.exists():
-            raise ValueError(f"{path} does not exist")
+            raise ValueError(f"no file or folder found at {path}")
         inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in inside:
             yield str(file), read(file, largest)
 
 
 def packages(names, largest, say=print):
-    """Documents of Debian packages, which apt fetches into a folder that is gone afterwards."""
+    """Yield documents of Debian packages, which apt fetches into a temporary folder."""
     for tool in ("apt-get", "apt-cache", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise ValueError(f"--packages needs {tool}: give files of your own on other systems")
+            raise ValueError(f"--packages requires {tool}; pass your own files on other systems")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             for part in with_dependency(name):
@@ -64,7 +64,7 @@ def packages(names, largest, say=print):
 
 
 def with_dependency(name):
-    """linux-source is empty, and depends on the one of a version."""
+    """Return the package on which linux-source, an empty package, depends."""
     listed = run("apt-cache", "depends", "--no-recommends", "--no-suggests", name)
     needed = [line.split()[-1] for line in listed.splitlines() if "Depends:" in line]
     return [name, *(part for part in needed if part.startswith(name + "-"))]
@@ -89,6 +89,6 @@ def documents_of(package, file, largest):
 def run(*command, cwd=None):
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
-        last = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        last = (done.stderr.strip() or "no message").splitlines()[-1]
         raise ValueError(f"{' '.join(command)} failed: {last}")
     return done.stdout

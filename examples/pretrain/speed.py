@@ -1,20 +1,19 @@
-"""How fast the example trains with each implementation of the experts, and whether they agree.
+r"""Compare the speed and the results of the example with each implementation of the experts.
 
-    python examples/pretrain/speed.py measure --data runs/corpus --out speed.jsonl \\
+    python examples/pretrain/speed.py measure --data runs/corpus --out speed.jsonl \
         --config 7B --micro-batches 2 3 6 --compile --recompute half
     python examples/pretrain/speed.py guard --data runs/corpus --out guard.jsonl --work runs/guard
 
-`measure` starts one process (or --processes) for each implementation in each round, the order
-reversed from round to round: a line of --out for each implementation and micro-batch, with its
-quartiles, or that it does not fit. Lines that --out has are not measured again. Both take the
-options of train.py.
+`measure` starts one process (or --processes) for each implementation in each round, in alternating
+order. --out gets a line per implementation and micro-batch with its quartiles, or that it does not
+fit. Existing lines of --out are not measured again. Both commands have the options of train.py.
 
 `guard` trains with the same seed and data: TileMoE; grouped_mm; grouped_mm with its experts
 renumbered, the same model with other rounding errors; TileMoE with dW2 scaled by 1.05, which must
 fail; and the first steps of grouped_mm in float32. It continues an interrupted command. The limits:
 
 - mean loss and mean norm of the gradient of the last steps: TileMoE differs from grouped_mm by at
-  most twice what the renumbered run does, or by 0.2 %, whichever is larger;
+  most twice the difference of the renumbered run, or by 0.2 %, whichever is larger;
 - loss and all norms of gradients in the first steps: the median of their distance from float32's is
   at most that of the worse grouped_mm run, within two standard deviations of such a median;
 - the run whose dW2 is scaled exceeds one of them. (AdamW cancels a gradient's scale.)
@@ -49,7 +48,7 @@ from run import Run
 from tilemoe.bench import machine, records
 
 PACKAGES = ("torch", "triton", "tilemoe", "scattermoe", "sonic-moe")
-# Kernels by a part of their name, the first that matches: what a step's time is spent on.
+# Parts of kernel names, the first match counts, with the part of a step's time.
 KINDS = {
     "experts": (
         "tilemoe", "group", "scatter2scatter", "index_select", "sort",
@@ -61,17 +60,17 @@ KINDS = {
     "optimizer": ("adam", "multi_tensor"),
     "copies of parameters": ("chunk_cat", "split_with_sizes", "memcpy", "copy_kernel"),
 }  # fmt: skip
-IN_HEAD = ("gemms", "elementwise and other")  # in the head's range, these are the head's
+IN_HEAD = ("gemms", "elementwise and other")  # in the head's range, these belong to the head
 
 
 def measurement(name, device, values, commit=None):
-    """A line of a results file, of what was measured in this process."""
+    """Return a line of a results file for a measurement of this process."""
     of = machine.describe(device.type, PACKAGES)
     return records.Measurement(name, of["device"], of["versions"], commit or of["commit"], values)
 
 
 class TimedRun(Run):
-    """A run with the milliseconds of each update, in the device's order of work."""
+    """Run with the milliseconds of each update, in the device's order of work."""
 
     marks = ()
 
@@ -98,8 +97,10 @@ class TimedRun(Run):
 
 
 def by_kind(kernels, head):
-    """kernels (name, begin, ms), head (begin, end) of its ranges -> ms by kind. A kernel whose name
-    does not say whose it is belongs to the head if it began in one of the head's ranges."""
+    """Return ms by kind of kernels (name, begin, ms) and ranges head (begin, end).
+
+    A kernel without a known name belongs to the head if it began in one of the head's ranges.
+    """
     kinds = {}
     for name, begin, ms in kernels:
         lowered = name.lower()
@@ -112,7 +113,7 @@ def by_kind(kernels, head):
 
 
 def profile(run, steps):
-    """-> ms of a step by kind of kernel."""
+    """Return ms of a step by kind of kernel."""
     on_cuda = run.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_cuda
     with torch.profiler.profile(activities=activities) as recorded:
@@ -131,7 +132,7 @@ def profile(run, steps):
 
 
 def measure(run, warmup, steps, profiled):
-    """-> what one process measures of a job."""
+    """Return the measurements of a job in one process."""
     losses, step_ms = [], []
     for step in range(warmup + steps):
         if step == warmup:
@@ -154,7 +155,7 @@ def measure(run, warmup, steps, profiled):
 
 
 def one(options, rest):
-    """A process that `launched` starts: writes what it measures to --out."""
+    """Write the measurements to --out, in a process that `launched` starts."""
     mesh, device = start()
     with tempfile.TemporaryDirectory() as scratch:
         args = train.arguments([*rest, "--output", scratch])
@@ -163,7 +164,7 @@ def one(options, rest):
             found = measure(run, options.warmup_steps, options.measured_steps, options.profile)
             flop, peak = plan.flop_of_token(run.config), plan.peak_flops(device)
             found |= {"flop_of_token": flop, "peak_flops": peak}
-        except RuntimeError as error:  # a compiled graph's is no OutOfMemoryError
+        except RuntimeError as error:  # a compiled graph does not raise OutOfMemoryError
             if "out of memory" not in str(error):
                 raise
             found = {"does_not_fit": str(error).splitlines()[0]}
@@ -174,7 +175,7 @@ def one(options, rest):
 
 
 def launched(options, name, micro_batch, rest):
-    """Measures an implementation in one or several new processes -> a Measurement."""
+    """Return a Measurement of an implementation in one or several new processes."""
     command = [sys.executable]
     if options.processes > 1:
         command += "-m torch.distributed.run --standalone --local-addr localhost".split()
@@ -195,7 +196,7 @@ def launched(options, name, micro_batch, rest):
 
 
 def of_job(options, args, name, micro_batch):
-    """-> name of a job's line, "pretrain-study/7B-40-tilemoe-none-6-x1-p1", and its values."""
+    """Return a job's values, and its name such as "pretrain-study/7B-40-tilemoe-none-6-x1-p1"."""
     once = options.share > 1 and args.reduce == "step"
     values = {"config": args.config, "layers": args.layers or CONFIGS[args.config].layers}
     values |= {"experts": name, "recompute": args.recompute, "micro_batch": micro_batch}
@@ -208,7 +209,7 @@ def of_job(options, args, name, micro_batch):
 
 
 def merged(tokens, rounds):
-    """Measurements of all rounds of a job whose step has `tokens` tokens -> values."""
+    """Merge measurements of all rounds of a job whose step has `tokens` tokens -> values."""
     last = dict(rounds[-1].values)
     if "does_not_fit" in last:
         return last
@@ -223,7 +224,7 @@ def merged(tokens, rounds):
 
 
 def compare(options, rest):
-    """Measures the implementations alternately -> exit status."""
+    """Measure the implementations alternately, and return the exit status."""
     args = train.arguments([*rest, "--config", options.config, "--plan"])
     lines = records.read(options.out) if options.out.exists() else []
     # Earlier versions named a job with 4 CTAs per SM "...-turns4".
@@ -235,7 +236,7 @@ def compare(options, rest):
             for of in list(rounds) if i % 2 == 0 else list(reversed(rounds)):
                 try:
                     rounds[of].append(launched(options, of, size, rest))
-                except Refusal as why:  # not installed, for one
+                except Refusal as why:  # not installed, for example
                     failed += 1
                     print(f"error: {why}", file=sys.stderr, flush=True)
                     del rounds[of]
@@ -243,14 +244,14 @@ def compare(options, rest):
             name, values = jobs[of]
             values |= merged(size * options.share * CONFIGS[args.config].context, found)
             lines.append(dataclasses.replace(found[0], name=name, values=values))
-            records.write(options.out, lines)  # after each, so that an interrupted command keeps it
+            records.write(options.out, lines)  # after each measurement, for an interrupted command
             print(name, values.get("tokens_per_s_and_process", "does not fit"), flush=True)
     return int(failed > 0)
 
 
-MIN_LIMIT = 0.002  # of the value
+MIN_LIMIT = 0.002  # relative to the value
 FIRST = 20  # steps that are compared with float32
-MEDIAN_LIMIT = 1.5  # a quarter is the standard deviation of 20 normal distances' median
+MEDIAN_LIMIT = 1.5  # a quarter is the standard deviation of the median of 20 normal distances
 WATCHED = {"dW1": "gate_up_proj", "dW2": "down_proj", "router": "gate.weight"}
 KEYS = ("loss", "gradient_norm", *(f"norm_{name}" for name in WATCHED))
 UNFINISHED = 75  # exit status: some runs are not finished
@@ -268,7 +269,7 @@ class ScaledGradient(torch.autograd.Function):
 
 
 class Spoiled(experts.Peer):
-    """TileMoE's experts, but for dW2 times 1.05."""
+    """Experts of TileMoE with dW2 times 1.05."""
 
     name = "spoiled"
 
@@ -282,17 +283,26 @@ class Spoiled(experts.Peer):
 
 
 experts.PEERS["spoiled"] = Spoiled
-RUNS = ("tilemoe", "grouped_mm", "renumbered", "spoiled", "float32")  # the last: FIRST steps alone
+RUNS = (
+    "tilemoe",
+    "grouped_mm",
+    "renumbered",
+    "spoiled",
+    "float32",
+)  # the last one: only FIRST steps
 
 
 def distance(run, exact, key):
-    """Median of the first steps' relative differences."""
+    """Return the median of the first steps' relative differences."""
     return statistics.median(abs(a / b - 1) for a, b in list(zip(run[key], exact[key]))[:FIRST])
 
 
 def judge(runs, last):
-    """runs {name: {key of KEYS: values by step}} -> {"last_steps/loss": {"limit", run: value}}, and
-    {"tilemoe" or "spoiled": what exceeds its limit}."""
+    """Return the results and the limits that are exceeded.
+
+    runs is {name: {key of KEYS: values by step}}. The result is {"last_steps/loss": {"limit", run:
+    value}}, and {"tilemoe" or "spoiled": exceeded limits}.
+    """
     judged = [name for name in runs if name != "float32"]
     found, misses = {}, {"tilemoe": [], "spoiled": []}
     for key in KEYS[:2]:
@@ -314,7 +324,7 @@ def judge(runs, last):
 
 
 def trained(args, mesh, device, order, until, deadline):
-    """Continues a run of the guard -> {key of KEYS: values by step}, or None after the deadline."""
+    """Continue a run of the guard -> {key of KEYS: values by step}, or None after the deadline."""
     args.output.mkdir(parents=True, exist_ok=True)
     run = Run(args, mesh, device, order)
     run.resume()
@@ -332,12 +342,12 @@ def trained(args, mesh, device, order, until, deadline):
         if late:
             return None
     lines = map(json.loads, (args.output / "log.jsonl").read_text().splitlines())
-    steps = {line["step"]: line for line in lines if "step" in line}  # the last time counts
+    steps = {line["step"]: line for line in lines if "step" in line}  # the last occurrence counts
     return {key: [steps[step][key] for step in sorted(steps)] for key in KEYS}
 
 
 def guard(options, rest):
-    """-> exit status."""
+    """Run the guard, and return the exit status."""
     deadline = time.monotonic() + options.seconds
     own = ["--config", options.config, "--data", options.data, "--output", options.work]
     own += ["--steps", options.steps, "--warmup", max(1, options.steps // 20), "--keep", 1]
@@ -349,7 +359,7 @@ def guard(options, rest):
             args = train.arguments(list(map(str, own + rest)))
             args.output, until, order = options.work / name, args.steps, None
             args.experts = name if name in ("tilemoe", "spoiled") else "grouped_mm"
-            if name == "float32":  # its compiler takes 16 bits alone
+            if name == "float32":  # its compiler supports only 16 bits
                 args.precision, args.compile, until = "float32", False, min(FIRST, args.steps)
             if name == "renumbered":
                 generator = torch.Generator().manual_seed(1)
@@ -377,14 +387,20 @@ def parsed(argv=None):
     for command in ("measure", "guard", "one"):
         add = commands.add_parser(command, allow_abbrev=False).add_argument
         add("--out", type=Path, required=True, help="results file, JSON lines")
-        add("--commit", help="what was built, if this is no source tree and cannot know it")
+        add("--commit", help="commit of the measured source, if this is not a source tree")
         if command != "one":
             add("--data", type=Path, required=True, help="folder that corpus.py wrote")
             add("--config", default="S1", choices=CONFIGS)
         if command != "guard":
             add("--warmup-steps", type=int, default=10)
             add("--measured-steps", type=int, default=20)
-            add("--profile", type=int, default=1, metavar="STEPS", help="after the measured ones")
+            add(
+                "--profile",
+                type=int,
+                default=1,
+                metavar="STEPS",
+                help="steps after the measured ones with a profile",
+            )
         if command == "measure":
             of = dict(choices=experts.IMPLEMENTATIONS, default=["tilemoe", "grouped_mm"])
             add("--implementations", nargs="+", **of)
@@ -397,7 +413,12 @@ def parsed(argv=None):
             add("--steps", type=int, default=2000)
             add("--last", type=int, default=200, help="steps whose means are compared")
             add("--batch", type=int, default=32, help="sequences")
-            add("--seconds", type=float, default=float("inf"), help="then stop, to continue later")
+            add(
+                "--seconds",
+                type=float,
+                default=float("inf"),
+                help="seconds; then stop, to continue later",
+            )
     return parser.parse_known_args(argv)
 
 

@@ -1,5 +1,7 @@
-"""A run's text as tokens and back: what its corpus made tokens of is kept in the run's folder, so
-that a trained model needs no corpus."""
+"""Convert a run's text to tokens and back.
+
+The tokenizer of the corpus is stored in the run's folder, so that a trained model needs no corpus.
+"""
 
 import json
 import shutil
@@ -12,25 +14,23 @@ TOKENIZER = "tokenizer.json"
 
 
 def keep(corpus, run):
-    """tokens.json, and the corpus' tokenizer if it has one: without, a token is a byte."""
+    """Store tokens.json, and the corpus' tokenizer if it has one: without, a token is a byte."""
     described, source = manifest_of(corpus), Path(corpus) / TOKENIZER
     if source.exists():
         shutil.copyfile(source, run / TOKENIZER)
     kept = {
         "vocabulary": described["vocabulary"],
-        "end": described["end"],  # of a document
+        "end": described["end"],  # token that ends a document
         "tokenizer": TOKENIZER if source.exists() else None,
     }
     (run / "tokens.json").write_text(json.dumps(kept) + "\n")
 
 
 def of_run(run):
-    """-> ByteTokens or TokenizerTokens."""
+    """Return the ByteTokens or TokenizerTokens of a run."""
     path = Path(run) / "tokens.json"
     if not path.exists():
-        raise Refusal(
-            f"{path} is missing: the command that trained {run}, given again, writes it"
-        )
+        raise Refusal(f"{path} is missing; run the training command of {run} again to write it")
     kept = json.loads(path.read_text())
     if kept["tokenizer"] is None:
         return ByteTokens(kept)
@@ -38,7 +38,7 @@ def of_run(run):
 
 
 class ByteTokens:
-    """Token b is byte b of UTF-8."""
+    """Tokens that are bytes of UTF-8."""
 
     def __init__(self, kept):
         self.vocabulary, self.end = kept["vocabulary"], kept["end"]
@@ -47,7 +47,7 @@ class ByteTokens:
         return list(text.encode())
 
     def decoder(self):
-        """-> a function: the next token -> the bytes that are known with it."""
+        """Return a function from the next token to the bytes that are complete with it."""
         return lambda token: bytes([token])
 
 
@@ -58,17 +58,19 @@ class TokenizerTokens:
         try:
             import tokenizers
         except ImportError:
-            raise Refusal("this run has a tokenizer: pip install tokenizers") from None
+            raise Refusal("this run has a tokenizer; run pip install tokenizers") from None
         self.vocabulary, self.end = kept["vocabulary"], kept["end"]
         self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        self.tokenizer.encode_special_tokens = True  # they are text, as in the corpus
+        self.tokenizer.encode_special_tokens = True  # in the corpus they are text, too
         self.stream = tokenizers.decoders.DecodeStream
 
     def encode(self, text):
         return self.tokenizer.encode(text).ids
 
     def decoder(self):
-        """-> a function: the next token -> the bytes that are known with it; of a character that is
-        spread over tokens, all come with the last of them."""
+        """Return a function from the next token to the bytes that are complete with it.
+
+        All bytes of a character that several tokens form come with the last of them.
+        """
         stream = self.stream(skip_special_tokens=False)
         return lambda token: (stream.step(self.tokenizer, token) or "").encode()

@@ -1,4 +1,4 @@
-"""Pretrains a sparse language model with torchrun, FSDP-2 and torch's distributed checkpoint.
+"""Pretrain a sparse language model with torchrun, FSDP-2 and torch's distributed checkpoint.
 
     python examples/pretrain/corpus.py runs/corpus docs
     python examples/pretrain/train.py --config tiny --data runs/corpus --output runs/tiny
@@ -29,37 +29,40 @@ def arguments(argv=None):
     parser = Parser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--config", choices=CONFIGS, required=True)
-    add("--plan", action="store_true", help="print parameters, memory and time, and do nothing")
-    add("--processes", type=whole(1), default=1, help="of the plan")
+    add("--plan", action="store_true", help="print parameters, memory and time, and exit")
+    add("--processes", type=whole(1), default=1, help="processes of the plan")
     add(
         "--device-gib",
         type=real(0, above=True),
-        help="memory of the plan's device; without it the GPU's here, or 79.2 of an H100",
+        help="GiB of the plan's device; default: this GPU's memory, or 79.2 (H100)",
     )
     add("--data", type=Path, help="folder that corpus.py wrote")
     add("--output", type=Path, help="folder of checkpoints and log.jsonl")
     add("--steps", type=whole(0), default=100)
     add("--batch", type=whole(1), default=8, help="sequences of a step, over all processes")
     add("--micro-batch", type=whole(1), default=2, help="sequences of a forward pass")
-    add("--layers", type=whole(1), metavar="N", help="the first N of the configuration's, not all")
+    add("--layers", type=whole(1), metavar="N", help="use the first N layers of the configuration")
     add("--experts", choices=IMPLEMENTATIONS, default="tilemoe")
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
         "--renormalize",
         action="store_true",
-        help="under --rounding, what is left of a token's scores adds up to 1 again",
+        help="with --rounding, make a token's remaining scores sum to 1",
     )
     add(
         "--capacity",
         type=real(0, above=True),
         metavar="FACTOR",
-        help="an expert keeps FACTOR times its share of pairs at most, those of the highest scores",
+        help=(
+            "maximum pairs of an expert, FACTOR times its share; the pairs with the highest "
+            "scores stay"
+        ),
     )
     add(
         "--routing-tokens",
         type=whole(1),
         metavar="T",
-        help="each group of T tokens of a micro-batch is rounded, or kept to a capacity, alone",
+        help="tokens of a micro-batch that are rounded, or limited by a capacity, together",
     )
     add(
         "--expert-parallel",
@@ -72,35 +75,36 @@ def arguments(argv=None):
         "--places",
         type=real(0, above=True),
         metavar="FACTOR",
-        help="under --expert-parallel: a process has memory for FACTOR times the mean of its "
-        "experts' pairs, and a step with more stops the run; without it for every routing",
+        help="with --expert-parallel: memory of a process, FACTOR times the mean of its "
+        "experts' pairs; a step with more pairs stops the run; default: memory for every "
+        "routing",
     )
     add(
         "--recompute",
         choices=RECOMPUTE,
         default="none",
-        help="blocks that keep only their input for backward: none, every second, all",
+        help="blocks that save only their input for backward: none, every second, all",
     )
-    add("--compile", action="store_true", help="blocks and loss by torch.compile")
+    add("--compile", action="store_true", help="compile blocks and loss with torch.compile")
     add(
         "--keep-gathered",
         action="store_true",
-        help="copies of parameters for computing stay from forward to backward, and for all "
+        help="keep gathered copies of parameters from forward to backward, and for all "
         "micro-batches of a step",
     )
     add(
         "--reduce",
         choices=("step", "micro-batch"),
         default="step",
-        help="gradients over processes: once a step, whole ones accumulating in each process, or "
-        "after each micro-batch, into shards",
+        help="reduction of gradients over processes: once per step, with whole gradients in "
+        "each process, or after each micro-batch, into shards",
     )
     waves = parser.add_mutually_exclusive_group()
     count = {"type": whole(1, 16), "dest": "ctas_per_sm"}
     waves.add_argument(
         "--ctas-per-sm",
         default=1,
-        help="CTAs of tilemoe's GEMMs per SM, in waves: 4 if collectives slow them down",
+        help="CTAs per SM for tilemoe's GEMMs, in waves: 4 if collectives slow them down",
         **count,
     )
     waves.add_argument("--block-turns", action=OlderName, **count)
@@ -108,49 +112,55 @@ def arguments(argv=None):
     add("--learning-rate", type=real(0), default=1e-3)
     add("--warmup", type=whole(0), default=10, help="steps")
     add("--weight-decay", type=real(0), default=0.1)
-    add("--clip", type=real(0, above=True), default=1.0, help="largest norm of the gradient")
-    add("--bias-rate", type=real(0), default=1e-3, help="change of the selection bias per step")
+    add("--clip", type=real(0, above=True), default=1.0, help="maximum gradient norm")
+    add("--bias-rate", type=real(0), default=1e-3, help="selection-bias update per step")
     add("--seed", type=whole(0, 2**32 - 1), default=0)
-    add("--deterministic", action="store_true", help="the same bits from every run")
+    add("--deterministic", action="store_true", help="same bits in every run")
     add("--save-every", type=whole(1), default=100, help="steps")
     add("--keep", type=whole(1), default=3, help="checkpoints")
     add("--evaluate-every", type=whole(1), default=100, help="steps")
-    add("--evaluate-batches", type=whole(1), default=4, help="of --batch sequences")
+    add("--evaluate-batches", type=whole(1), default=4, help="evaluations of --batch sequences")
     add(
         "--change-options",
         action="store_true",
-        help="continue from a checkpoint with another precision, learning rate, warm-up, weight "
-        "decay, clip, bias rate, rounding or capacity than it was trained with",
+        help="continue from a checkpoint with another precision, learning rate, warm-up, "
+        "weight decay, clip, bias rate, rounding or capacity than it was trained with",
     )
-    add("--log-every", type=whole(1), default=10, help="steps a line; log.jsonl has every step")
-    add("--tensorboard", action="store_true", help="its files, in --output")
+    add("--log-every", type=whole(1), default=10, help="steps per line; log.jsonl has every step")
+    add("--tensorboard", action="store_true", help="write TensorBoard files to --output")
     args = parser.parse_args(argv)
     if not args.plan and args.batch % args.micro_batch:
-        parser.error(f"--batch {args.batch} is no multiple of --micro-batch {args.micro_batch}")
+        parser.error(
+            f"--batch must be a multiple of --micro-batch, got --batch {args.batch} and "
+            f"--micro-batch {args.micro_batch}"
+        )
     T = args.micro_batch * args.expert_parallel * CONFIGS[args.config].context
     together = args.routing_tokens or T
     if not args.plan and (together < 1 or T % together):
-        parser.error(f"--routing-tokens is {together}, and a micro-batch has {T} tokens")
+        parser.error(
+            f"--routing-tokens must divide the {T} tokens of a micro-batch, got {together}"
+        )
     if args.places is not None and args.expert_parallel == 1:
-        parser.error("--places is about --expert-parallel, which is not given")
+        parser.error("--places requires --expert-parallel")
     if not args.plan and not (args.data and args.output):
-        parser.error("--data and --output are needed")
+        parser.error("--data and --output are required")
     return args
 
 
 def stop(run, record, first, log, what=""):
-    """Reports the step that went wrong, whose first sequence is given."""
+    """Report the step that failed, whose first sequence is given."""
     batch = [first, first + run.args.batch - 1]
     share = record["pairs_without_place"]
     if share > 0:
         what += (
-            f"--places {run.args.places:g} had no memory for {share:.2%} of the pairs: take a "
-            "larger number, or leave it out to have memory for every routing; "
+            f"{share:.2%} of the routed tokens exceeded the expert capacity of --places "
+            f"{run.args.places:g}; use a larger --places, or remove it to have memory for "
+            "every routing; "
         )
     last = run.checkpoints.last()
     log.write({"not_finite": record["step"], "sequences": batch, "last_good": str(last)})
     why = (
-        f"stopped at step {record['step']}: {what}loss {record['loss']}, norm of the gradient "
+        f"step {record['step']}: {what}loss {record['loss']}, gradient norm "
         f"{record['gradient_norm']}; batch: sequences {batch[0]} to {batch[1]}; last good "
         f"checkpoint: {last}"
     )
@@ -160,7 +170,7 @@ def stop(run, record, first, log, what=""):
 
 
 def go_on(run, log, screen):
-    """Resumes from the last checkpoint, if any."""
+    """Resume from the last checkpoint, if any."""
     folder, changed = run.resume()
     if folder is None:
         return
@@ -172,7 +182,7 @@ def go_on(run, log, screen):
 
 
 def train(args):
-    """-> exit status."""
+    """Train, and return the exit status."""
     mesh, device = start()
     torch.use_deterministic_algorithms(args.deterministic)
     total, active = plan.parameters(configuration(args.config, args.layers))
@@ -196,10 +206,12 @@ def train(args):
 
 
 def steps(run, log, screen):
-    """All that are left -> exit status."""
+    """Run all remaining steps, and return the exit status."""
     args, device = run.args, run.device
     if run.step >= args.steps:
-        screen.say(f"nothing is left of --steps {args.steps}: with more of them the run continues")
+        screen.say(
+            f"all of --steps {args.steps} are done; pass a larger --steps to continue the run"
+        )
     peak = plan.peak_flops(device)
     flop = plan.flop_of_token(run.config)
     while run.step < args.steps:
@@ -208,7 +220,7 @@ def steps(run, log, screen):
         if not good:
             stop(run, record, first, log)
             return 1
-        seconds = time.perf_counter() - began  # the step's norm was read: it is done
+        seconds = time.perf_counter() - began  # the step's norm was read, so the step is done
         record["tokens_per_s"] = speed = screen.tokens / seconds
         if peak is not None:
             record["mfu"] = speed * flop / (peak * run.ranks)
@@ -230,7 +242,7 @@ def steps(run, log, screen):
 
 
 def device_bytes(args):
-    """Memory that the plan is for: what was said, this machine's GPU, or an H100's."""
+    """Return the memory of the plan: the option, this machine's GPU, or an H100."""
     if args.device_gib is not None:
         return args.device_gib * plan.GIB
     if torch.cuda.is_available():
@@ -249,7 +261,7 @@ def main(argv=None):
 def carry_out(args):
     if args.plan:
         if args.experts != "tilemoe" and (args.experts, args.precision) not in plan.COUNTED:
-            raise Refusal("--plan counts tilemoe, and grouped_mm if it computes in bfloat16")
+            raise Refusal("--plan supports tilemoe, and grouped_mm if it computes in bfloat16")
         # Groups change little of a plan, which is made of micro-batches of one and of two.
         config = configuration(
             args.config, args.layers, args.rounding, None, args.capacity, args.renormalize
@@ -258,11 +270,11 @@ def carry_out(args):
         together = args.expert_parallel
         if args.processes % together or config.E % together:
             raise Refusal(
-                f"--expert-parallel is {together}, --processes {args.processes} and E {config.E}: "
-                "both are to be multiples of it"
+                f"--expert-parallel must divide --processes {args.processes} and E = "
+                f"{config.E}, got {together}"
             )
         of = plan.Plan(config, *choices, args.processes, together, args.places)
-        print("counting on fake tensors, which takes some ten seconds", file=sys.stderr)
+        print("counting on fake tensors, about ten seconds", file=sys.stderr)
         job = plan.Job(args.steps, args.batch, args.micro_batch)
         print(plan.table(args.config, of, job, device_bytes(args)))
         return 0

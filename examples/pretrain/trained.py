@@ -1,4 +1,4 @@
-"""The model of a run, for one process without FSDP: its weights alone are read, no optimizer."""
+"""Load the model of a run for one process without FSDP: only its weights, no optimizer."""
 
 import json
 import warnings
@@ -17,33 +17,35 @@ from run import IDENTITY
 class Trained(NamedTuple):
     model: Transformer  # in evaluation mode
     config: Config
-    name: str  # of the configuration
+    name: str  # name of the configuration
     step: int
     tokens: tokens.ByteTokens | tokens.TokenizerTokens
     checkpoint: Path
 
 
 def find(path):
-    """A run's folder, or one of its checkpoints -> the run's folder, the (last) checkpoint."""
+    """Return the run's folder and the (last) checkpoint of a folder or checkpoint."""
     path = Path(path)
     if (path / ".metadata").exists():
         return path.parents[1], path
     folders = checkpoints.finished(path / "checkpoints")
     if not folders:
-        raise Refusal(f"{path} has no checkpoint: give --output of train.py, or a step-N in it")
+        raise Refusal(
+            f"no checkpoint found in {path}; pass --output of train.py, or a step-N in it"
+        )
     return path, folders[-1]
 
 
 def read(state, checkpoint):
-    """Into the tensors of a state, in this process alone."""
+    """Read into the tensors of a state, in this process alone."""
     with warnings.catch_warnings():
-        # torch warns of the missing process group with no_dist=True, too.
+        # torch also warns of the missing process group with no_dist=True.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         checkpoints.read(state, checkpoint, alone=True)
 
 
 def load(path, device="cpu", dtype=torch.float32):
-    """path: a run's folder, or one of its checkpoints -> Trained, its parameters in `dtype`."""
+    """Load a run's folder, or one of its checkpoints, with parameters in `dtype`."""
     run, checkpoint = find(path)
     text = tokens.of_run(run)
     state = {"progress": {"step": 0, "sequence": 0, "of": ""}}

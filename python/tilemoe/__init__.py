@@ -1,10 +1,10 @@
-"""TileMoE: the Mixture-of-Experts layer of a transformer, forward and backward, for PyTorch; for JAX
-in `tilemoe.jax`.
+"""Compute the Mixture-of-Experts layer of a transformer, forward and backward, in PyTorch and JAX.
 
-The names of the list below need torch. They are loaded when the first of them is used, or at once if
-a program has imported torch before, so that `import tilemoe.jax` imports no torch. Without torch,
-`tilemoe.jax`, `tilemoe.options`, and the layers and records of `tilemoe.bench` work, and a name of
-the list is an ImportError."""
+`tilemoe.jax` is the package for JAX. The names in the list below require torch. They are loaded
+when one of them is first used, or immediately if the program has already imported torch, so that
+`import tilemoe.jax` does not import torch. Without torch, `tilemoe.jax`, `tilemoe.options`, and the
+layers and records of `tilemoe.bench` work, and a name in the list raises an ImportError.
+"""
 
 import importlib.util as _importlib_util
 import sys as _sys
@@ -36,8 +36,8 @@ if _TYPE_CHECKING:
     )
 
 _NO_TORCH = (
-    "tilemoe needs torch 2.10 or newer, which is not installed: pip install 'tilemoe[torch]' (or "
-    "import tilemoe.jax, which needs jax alone)"
+    "TileMoE requires torch >= 2.10, which is not installed; run pip install "
+    "'tilemoe[torch]', or import tilemoe.jax, which requires only jax"
 )
 _NEED_NO_TORCH = ("bench", "jax", "options")  # submodules
 
@@ -74,7 +74,7 @@ __all__ = [
     "top_k",
     "topk_router",
 ]
-_MODULES = {  # of the names, in the order in which they are loaded
+_MODULES = {  # modules of the names, in the order of loading
     "_config": ("set_arch", "set_kit", "show_config"),
     "_library": ("set_block_turns", "set_ctas_per_sm"),
     "functional": ("WeightGradients", "grouped_experts", "moe", "moe_general"),
@@ -101,15 +101,15 @@ def _has_torch() -> bool:
 
 
 def _load() -> None:
-    """Loads the package for PyTorch. Also registers the operators in `torch.ops.tilemoe`."""
+    """Load the package for PyTorch, and register the operators in `torch.ops.tilemoe`."""
     global _is_loaded
     if _is_loaded:
         return
-    _is_loaded = True  # modules that it loads may look for names here
+    _is_loaded = True  # modules that are loaded here may read names of this module
     try:
         import torch as _torch  # noqa: F401  first: every module below imports it
 
-        _import_module("._flops", __name__)  # registers them
+        _import_module("._flops", __name__)  # registers the counts of floating-point operations
         for place, names in _MODULES.items():
             module = _import_module(f".{place}", __name__)
             globals().update({name: getattr(module, name) for name in names})
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> _Any:
     missing = AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _is_loaded or name in _NEED_NO_TORCH:
         raise missing
-    if name.startswith("_") and name != "__version__":  # a module of its own, or none
+    if name.startswith("_") and name != "__version__":  # a module of the package, or nothing
         if name.startswith("__") or _importlib_util.find_spec(f"{__name__}.{name}") is None:
             raise missing
         return _import_module(f".{name}", __name__)
@@ -143,5 +143,5 @@ if _sys.modules.get("torch") is not None:
     try:
         _load()
     except (ImportError, OSError):
-        if not _is_command():  # the command reports what is missing
+        if not _is_command():  # the command reports missing parts
             raise

@@ -1,4 +1,4 @@
-"""python -m tilemoe: the command, as the console script `tilemoe`."""
+"""Run the command with `python -m tilemoe`, like the console script `tilemoe`."""
 
 import sys
 

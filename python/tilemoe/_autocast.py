@@ -1,10 +1,10 @@
-"""The dtype of torch.autocast, by the device of a tensor."""
+"""Read the dtype of torch.autocast for the device of a tensor."""
 
 import torch
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype that autocast casts to on this device; None if it is off, and for meta."""
+    """Return the dtype that autocast casts to on this device; None if it is off, and for meta."""
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)

@@ -1,5 +1,7 @@
-"""One call of the operators that compute the layer: what the public functions, the modules and the
-ranks of a group have in common."""
+"""Call the operators that compute the layer.
+
+The public functions, the modules and the ranks of a group share this code.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,21 @@ from .routing import (
 
 _ops = _library.operators
 
-NO_K = "tilemoe: K is None, expected the number of experts to choose from the logits"
+NO_K = "K is required unless ids is given"
 
 
 _GIVEN_AND_QUANTIZED = (
-    "tilemoe: weight_grad_out is given, but a weight is quantised: quantised weights have no "
-    "gradients"
+    "weight_grad_out requires weights that are not quantised; quantised weights have no gradients"
 )
-_ONE_OF_BOTH = "the adapters' gradients are returned by autograd, as are those of the weights"
+_ONE_OF_BOTH = "the adapters' gradients are returned by autograd, like those of the weights"
 
 
 class WeightGradients(NamedTuple):
-    """Memory for the gradients of weights; None if autograd shall return that gradient as usual.
+    """Memory for the gradients of weights; None: autograd returns the gradient as usual.
 
-    Each has its weight's shape, its dtype or float32, and is aligned to 16 bytes. It shares memory
-    with no input and no other gradient, and requires no gradient itself."""
+    Each tensor has its weight's shape, its dtype or float32, and is aligned to 16 bytes. It does
+    not share memory with an input or with another gradient, and requires no gradient itself.
+    """
 
     W1: Tensor | None = None
     W1_up: Tensor | None = None
@@ -55,7 +57,7 @@ class WeightGradients(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a call, its options, the memory for the weights' gradients, and adapters."""
+    """Weights of a call, its options, memory for the weights' gradients, and adapters."""
 
     weights: list[Any]  # Weight or None, in the order of WEIGHTS
     options: Options
@@ -76,9 +78,11 @@ def routed(
     return_aux: bool,
     rounds: bool = True,
 ) -> Any:
-    """x (..., d); logits (..., E), or with ids scores (..., K) -> O (..., d), with `return_aux`
-    also its Aux. rounds: False: without the rounding of the options."""
-    if type(x) not in _library.PLAIN or torch.compiler.is_compiling():  # nothing may fail there
+    """Compute O (..., d) from x (..., d) and logits (..., E), or scores (..., K) with ids.
+
+    With `return_aux` the Aux is also returned. rounds=False ignores the options' token rounding.
+    """
+    if type(x) not in _library.PLAIN or torch.compiler.is_compiling():  # no error is raised there
         _require_usual(x, router, ids)
     try:
         out, aux = _routed(
@@ -93,18 +97,18 @@ def routed(
 
 
 def shaped_choice(aux: Aux, like: Tensor) -> Aux:
-    """The Aux with ids and scores (..., K) of the rows of `like` (..., d)."""
+    """Return the Aux with ids and scores (..., K) of the rows of `like` (..., d)."""
     if like.dim() == 2:
         return aux
-    return aux._replace(
-        ids=shaped_like(aux.ids, like), scores=shaped_like(aux.scores, like)
-    )
+    return aux._replace(ids=shaped_like(aux.ids, like), scores=shaped_like(aux.scores, like))
 
 
 def _require_usual(x: Any, router: Any, ids: Any) -> None:
-    """Raises an error that names the argument that is no tensor that a kernel reads, or that is on
-    another device than x. torch's errors do not. Called after an error: in every call it would cost
-    host time."""
+    """Raise an error that names the argument that no kernel reads or that is on another device.
+
+    torch's errors do not name it. Called only after an error: in every call the check would cost
+    host time.
+    """
     _library.require_device(x, "x")
     together = {"logits": router} if ids is None else {"scores": router, "ids": ids}
     _library.require_together(x, "x", **together)
@@ -147,7 +151,7 @@ def _top_k(x, logits, layer, addend, selection_bias, return_aux):
 
 
 def aux_of_top_k(routing: Tensor, counts: Tensor, choice: tuple[Tensor, Tensor]) -> Aux:
-    """The Aux of K experts for every token, and a row for each; choice: ids and scores."""
+    """Return the Aux of K experts per token with one row per pair; choice: ids and scores."""
     counters = counters_of(routing)
     dropped, added, without, overflow = torch.zeros_like(counters).unbind()
     return Aux(counts, dropped, added, counters[0] + counters[1], without, overflow, *choice)
@@ -156,18 +160,21 @@ def aux_of_top_k(routing: Tensor, counts: Tensor, choice: tuple[Tensor, Tensor])
 def choice_of(
     logits: Tensor, options: Options, selection_bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The ids and scores (T, K) of an Aux: the operators that choose and compute in one call do not
-    return them, so one kernel chooses again, with the same bits."""
+    """Return the ids and scores (T, K) of an Aux.
+
+    The operators that choose and compute in one call do not return them, so one kernel chooses
+    again, with the same bits.
+    """
     scores, ids, _ = choose(logits.detach(), options, selection_bias)
     return ids, scores
 
 
 def _rounded(x, logits, layer, addend, selection_bias, return_aux, seed, offset):
-    """The same with token rounding; the counts are those before rounding."""
+    """Compute `routed` with token rounding; the counts are those before rounding."""
     refuse_bias(selection_bias)
     (T, E), K = logits.shape, layer.options.K
     routing, capacity, counts = route_rounded(logits, layer.options, seed, offset)
-    # Over the chosen experts both softmaxes are equal; an added pair's score is from the second.
+    # Both softmaxes are equal over the chosen experts; the score of an added pair uses the second.
     rule = rule_of(ROUNDED, K, SCORINGS.index("softmax_renormalized"))
     out = of_routing(x, logits, routing, layer, addend, capacity, rule)
     if not return_aux:
@@ -185,8 +192,10 @@ def _rounded(x, logits, layer, addend, selection_bias, return_aux, seed, offset)
 
 
 def chunks_of(ids, E, routing, cuts):
-    """The Chunks of a routing: an expert's rows are in the order of their tokens, and pairs
-    past the capacity have no row."""
+    """Return the Chunks of a routing.
+
+    The rows of an expert are in the order of their tokens; pairs past the capacity have no row.
+    """
     offsets = offsets_of(routing, E)
     counts = [counts_of_ids(ids[begin:end], E) for begin, end in zip(cuts, cuts[1:])]
     ends = offsets[:-1] + torch.stack(counts).cumsum(0, dtype=torch.int32)
@@ -206,8 +215,10 @@ def of_ids(
     comm: _travel.Comm | None = None,
     cuts: list[int] | None = None,
 ) -> tuple[Tensor, Aux | None]:
-    """O (T, d) of ids and scores (T, K), and its Aux or None. comm: see `run`; cuts: the first
-    token of each chunk in which it travels."""
+    """Compute O (T, d) from ids and scores (T, K); return O and its Aux or None.
+
+    comm: see `run`; cuts: first token of each chunk of the communication.
+    """
     (T, K), pairs = ids.shape, ids.numel()
     rows = pairs if capacity is None else min(capacity, pairs)
     routing = ops.call_undifferentiated(_ops.route_top_k.default, ids, scores.detach(), E, rows)
@@ -235,7 +246,7 @@ class _Spoilt(torch.autograd.Function):
 
 
 def _spoilt(out, is_spoilt):
-    """out, to which the caller has the only reference, or NaN in its place if is_spoilt ()."""
+    """Return out, or NaN in its place if is_spoilt (); the caller has the only reference to out."""
     if torch.compiler.is_compiling():
         return out.masked_fill(is_spoilt, torch.nan)
     if not (torch.is_grad_enabled() and out.requires_grad):
@@ -256,10 +267,10 @@ def of_routing(
     rule: list[int],
     comm: _travel.Comm | None = None,
 ) -> Tensor:
-    """O (T, d) of a routing that was built."""
+    """Compute O (T, d) with a given routing."""
     numbers = [*rule, *layer.options.numbers[len(RULE) :]]
     reals = list(layer.options.reals)
-    reals[At.ROUTED_SCALING_FACTOR] = 1.0  # the scores of the routing have it already
+    reals[At.ROUTED_SCALING_FACTOR] = 1.0  # already part of the routing's scores
     op = _ops.experts.default
     return run(op, x, router, routing, layer, addend, (capacity,), numbers, reals, comm=comm)
 
@@ -267,9 +278,11 @@ def of_routing(
 def run(
     op, x, router, third, layer, addend, capacity, numbers, reals, more=False, comm=None
 ) -> Any:
-    """Calls `moe` or `experts`, whose third argument is `third`, with a capacity or none. Returns
-    O, and with `more` the operator's other outputs except H, which autograd keeps. `comm`: an
-    _travel.Comm, through which backward gets x."""
+    """Call `moe` or `experts`, whose third argument is `third`, with or without a capacity.
+
+    Return O, and with `more` the operator's other outputs except H, which autograd saves. `comm` is
+    a _travel.Comm, through which backward gets x.
+    """
     weights, given = layer.weights, layer.weight_grad_out
     try:
         device_type = x.device.type
@@ -309,17 +322,14 @@ def run(
 
 
 def _frozen(op, x, router, third, weights, layer, addend, rest, more, comm):
-    """`run` with adapters, with quantised weights, or with both. weights: cast, if under
-    autocast."""
+    """Call `run` with adapters, quantised weights or both; `weights` are cast under autocast."""
     if layer.weight_grad_out is not None:
         if layer.lora is None:
             raise NotImplementedError(_GIVEN_AND_QUANTIZED)
-        raise NotImplementedError(
-            "tilemoe: lora and weight_grad_out are both given: " + _ONE_OF_BOTH
-        )
+        raise NotImplementedError("lora and weight_grad_out cannot be combined: " + _ONE_OF_BOTH)
     if comm is not None and comm.chunks is not None:
-        which = "quantised weights do not" if layer.lora is None else "lora does not"
-        raise NotImplementedError(f"tilemoe: {which} work with chunks, expected chunks=1")
+        which = "quantised weights require" if layer.lora is None else "lora requires"
+        raise NotImplementedError(f"{which} chunks=1")
     *capacity, numbers, reals = rest
     quantized = operands(weights, x)
     weights = quantized.weights
@@ -339,7 +349,7 @@ def _check_given(given, weights, x, router, addend):
     ops.refuse_transforms()
     if not isinstance(given, WeightGradients):
         kind = _library.class_of(given)
-        raise TypeError(f"tilemoe: weight_grad_out is a {kind}, expected a tilemoe.WeightGradients")
+        raise TypeError(f"weight_grad_out must be a tilemoe.WeightGradients, got a {kind}")
     others = {"x": x, "the logits or scores": router, "addend": addend}
     _given_memory.check(given, weights, x.dtype, others)
 
@@ -356,8 +366,11 @@ def _cast(tensor, dtype):
 
 
 def require_weights(weights: list[Weight | None], addend: Tensor | None) -> None:
-    """Raises an error that names the argument that is no tensor, or one that no kernel reads;
-    torch's errors do not. Called only after an error: in every call it would cost host time."""
+    """Raise an error that names the argument that no kernel reads.
+
+    torch's errors do not name it. Called only after an error: in every call the check would cost
+    host time.
+    """
     for name, tensor in zip((*WEIGHTS, "addend"), (*weights, addend)):
         if isinstance(tensor, QuantizedExperts):
             if name in WEIGHTS[:3]:
@@ -368,12 +381,15 @@ def require_weights(weights: list[Weight | None], addend: Tensor | None) -> None
 
 
 def experts_in(W1: Any) -> int:
-    """E of W1, whose other sizes the operators check."""
+    """Return E of W1, whose other sizes the operators check."""
     if isinstance(W1, QuantizedExperts):
         return W1.shape[0]
     _library.require_weight(W1, "W1")
     if W1.dim() != 3:
-        raise ValueError(f"tilemoe: W1 has shape {shape_text(W1.shape)}, expected three dimensions")
+        raise ValueError(
+            f"W1 has shape {shape_text(W1.shape)}, expected three dimensions (E, 2n, d) or (E, "
+            "n, d)"
+        )
     return W1.shape[0]
 
 
@@ -381,21 +397,24 @@ def shaped_as(addend: Tensor, rows: Tensor) -> Tensor:
     _library.require_tensor(addend, "addend")
     if addend.numel() != rows.numel():
         raise ValueError(
-            f"tilemoe: addend has shape {shape_text(addend.shape)}, expected that of x, as rows "
-            f"{shape_text(rows.shape)}"
+            f"addend has shape {shape_text(addend.shape)}, expected the shape of x, as "
+            f"rows {shape_text(rows.shape)}"
         )
     return addend.reshape(rows.shape)
 
 
 def refuse_bias(selection_bias: Tensor | None) -> None:
-    """Rejects a selection bias with token rounding, which requires a softmax."""
+    """Reject a selection bias with token rounding, which requires a softmax."""
     if selection_bias is not None:
-        raise ValueError("tilemoe: selection_bias: only the sigmoid scorings support it")
+        raise ValueError(
+            "selection_bias requires a sigmoid scoring, got rounding, which requires a "
+            "softmax scoring"
+        )
 
 
 def check_shape(name: str, tensor: Tensor, *shape: int) -> None:
     if tensor.shape != shape:
         raise ValueError(
-            f"tilemoe: {name} has shape {shape_text(tensor.shape)}, expected "
+            f"{name} has shape {shape_text(tensor.shape)}, expected "
             f"{shape_text(shape)} for this x and these weights"
         )

@@ -1,4 +1,4 @@
-"""Selects the arch, and shows what this installation supports on this machine."""
+"""Select the arch, and show what this installation supports on this machine."""
 
 import platform
 from collections.abc import Iterator
@@ -7,29 +7,33 @@ import torch
 
 from . import _library, _renamed, ops
 
-ARCHS = ("auto", "sm80", "sm90", "sm100")  # the names that tilemoe_set_cuda_arch takes
+ARCHS = ("auto", "sm80", "sm90", "sm100")  # names that tilemoe_set_cuda_arch accepts
 
 
 def set_arch(arch: str | None) -> None:
     """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
 
-    "sm80" (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0),
-    "sm100" (tcgen05; 10.x; experimental: never executed on a GPU), or None or "auto" for the newest
-    that a GPU supports, without "sm100".
+    "sm80" (mma.sync) runs on every GPU from compute capability 8.0 on, "sm90" (wgmma and TMA) on
+    9.0, "sm100" (tcgen05) on 10.x; "sm100" is experimental and was never executed on a GPU. None or
+    "auto" selects the newest arch that a GPU supports, except "sm100".
 
     Before the first call the environment variable TILEMOE_ARCH (older name: TILEMOE_KIT) selects
-    it; the variable is read once and takes the same names. set_arch changes the calls that begin
-    after it; a captured CUDA graph keeps the kernels that it was captured with.
-    `tilemoe.show_config()` prints each GPU's arch. Without CUDA nothing changes.
+    the arch; the variable is read once and has the same values. set_arch applies to calls that
+    begin after it; a captured CUDA graph keeps the kernels of its capture. `tilemoe.show_config()`
+    prints the arch of each GPU. Without CUDA the call has no effect.
+
+    Args:
+        arch: "sm80", "sm90", "sm100", "auto" or None.
 
     Raises:
-        ValueError: `arch` is none of these.
-        NotImplementedError: the library was built without this arch. If a GPU does not support
-            the arch, the first call on that GPU raises the error.
+        ValueError: `arch` has another value.
+        NotImplementedError: The library was built without this arch. If a GPU does not support the
+            arch, the first call on that GPU raises the error.
     """
     arch = "auto" if arch is None else arch
     if not isinstance(arch, str) or arch not in ARCHS:
-        raise ValueError(f"tilemoe: arch is {arch!r}, expected None, {', '.join(map(repr, ARCHS))}")
+        *first, last = map(repr, ARCHS)
+        raise ValueError(f"arch must be {', '.join(first)} or {last}, got {arch!r}")
     if _library.why_no_cuda() is None:
         ops.call(_library.operators.set_arch, arch)
 
@@ -41,7 +45,10 @@ def set_kit(kit: str | None) -> None:
 
 
 def arch_of(index: int) -> tuple[str | None, str | None]:
-    """(a GPU's arch and the reason for it, None), or (None, why the library does not use it)."""
+    """Return the arch of a GPU and the reason for the choice.
+
+    The result is (text, None), or (None, reason) if the library does not use the GPU.
+    """
     try:
         return ops.call(_library.operators.arch_of, index), None
     except (NotImplementedError, RuntimeError) as error:
@@ -68,13 +75,13 @@ def _cuda() -> Iterator[tuple[str, str]]:
         return
     yield "CUDA", f"yes, by torch's CUDA {torch.version.cuda}; bfloat16 and float16"
     if not torch.cuda.is_available():
-        yield "GPUs", "torch cannot use any: see torch.cuda.is_available()"
+        yield "GPUs", "torch cannot use a GPU: see torch.cuda.is_available()"
     for gpu in _gpus():
         yield "GPU", gpu
 
 
 def lines() -> list[tuple[str, str]]:
-    """What show_config() prints: (name, text)."""
+    """Return the lines that show_config() prints: (name, text)."""
     return [
         ("tilemoe", _library.VERSION),
         ("libraries", str(_library.directory())),
@@ -98,7 +105,7 @@ def show_config() -> None:
         torch      2.11.0
         python     3.12.3, Linux x86_64
         CPU        yes, 16 threads; float32, bfloat16 and float16
-        CUDA       no: torch 2.11.0 was built without CUDA
+        CUDA       no: torch 2.11.0 was built without CUDA; install a torch with CUDA
     """
     for name, text in lines():
         print(f"{name:10} {text}")

@@ -1,4 +1,4 @@
-"""Entries of state dicts, by the ends of their names."""
+"""Find entries of state dicts by the ends of their names."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ StateDict = Mapping[str, Tensor]
 
 
 def split_key(key, endings):
-    """(prefix, ending) if `key` is prefix + ending at a dot, else (None, None)."""
+    """Return (prefix, ending) if `key` is prefix + ending at a dot, else (None, None)."""
     for ending in endings:
         if key == ending or key.endswith("." + ending):
             return key[: len(key) - len(ending)], ending
@@ -16,7 +16,7 @@ def split_key(key, endings):
 
 
 def partner_of(state_dict, key, partner):
-    """The entry that is required together with `key`."""
+    """Return the entry that is required together with `key`."""
     if partner not in state_dict:
-        raise ValueError(f"{key} is in the state dict, but {partner} is not")
+        raise ValueError(f"{key} requires {partner} in the state dict")
     return state_dict[partner]

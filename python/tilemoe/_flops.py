@@ -1,12 +1,13 @@
-"""The operators' formulas for torch.utils.flop_counter.FlopCounterMode: their GEMMs, by shapes.
+"""Define the operators' formulas for torch.utils.flop_counter.FlopCounterMode, from shapes.
 
-A layer of T tokens with K experts each has 6 * T * K * d * n flops in forward and
-12 * T * K * d * n in backward if its activation is gated, otherwise 4 and 8, without gradients that
-are not computed. The router's linear layer is torch's own, except for `moe_tokens` and
-`router_logits`. The rows of a rounded routing count as T * K.
+The formulas count the GEMMs. A layer of T tokens with K experts each has 6 * T * K * d * n flops in
+forward and 12 * T * K * d * n in backward if its activation has a gate, otherwise 4 and 8, without
+gradients that are not computed. The router's linear layer is counted by torch, except in
+`moe_tokens` and `router_logits`. The rows of a rounded routing count as T * K.
 
 torch.utils.flop_counter imports triton, which takes longer to import than this package, so the
-formulas are registered when a program imports torch.utils.flop_counter."""
+formulas are registered when a program imports torch.utils.flop_counter.
+"""
 
 import importlib.abc
 import importlib.util
@@ -25,12 +26,12 @@ from ._shapes import (
     WANTED_X,
 )
 
-_OF_W1 = 0b1111 << len(GRADIENTS)  # the bits of W1's and W1_up's factors
+_OF_W1 = 0b1111 << len(GRADIENTS)  # bits of the factors of W1 and W1_up
 _THROUGH_A = WANTED_X | WANTED_S | WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP
 
 
 def _sizes(X, weights, capacity, numbers):
-    """rows, d, n, width of H; X and weights are shapes."""
+    """Return rows, d, n and the width of H; X and weights are shapes."""
     _, d, n = weights[WEIGHTS.index("W2")]
     rows = X[0] * numbers[At.K] if numbers[At.KIND] == ROUNDED else capacity
     return rows, d, n, h_width(numbers[At.ACTIVATION], n)
@@ -74,7 +75,7 @@ def _router_logits(X, weight, *_, **__):
 
 
 def _adapters(weights, ranks):
-    """(rank, columns of A, rows of B) of each adapter: of W1, W1_up and W2."""
+    """Return (rank, columns of A, rows of B) of each adapter: of W1, W1_up and W2."""
     _, d, n = weights[WEIGHTS.index("W2")]
     return zip(ranks, (d, d, n), (weights[WEIGHTS.index("W1")][1], n, d))
 
@@ -90,10 +91,10 @@ def _experts_lora_backward(dO, X, H, P1, P2, routing, weights, packed, quantized
                            formats, numbers, reals, factor_dtype, wanted, **_):  # fmt: skip
     of_W1 = wanted & _OF_W1
     through_A = wanted & _THROUGH_A or of_W1
-    # dH, which the gradients of W1's factors read, costs what db1 costs.
+    # dH, which the gradients of W1's factors read, has the cost of db1.
     flops = _backward(True, X, H, weights, numbers, wanted | (WANTED_B1 if of_W1 else 0))
     rows, *_ = _sizes(X, weights, H[0], numbers)
-    through = (wanted & WANTED_X, wanted & WANTED_X, through_A)  # the gradient of A's input
+    through = (wanted & WANTED_X, wanted & WANTED_X, through_A)  # gradient of A's input
     for i, (rank, of_A, of_B) in enumerate(_adapters(weights, ranks)):
         wanted_A, wanted_B = (wanted >> len(GRADIENTS) + 2 * i + of & 1 for of in (0, 1))
         narrow = of_B * bool(through[i] or wanted_A)  # Q
@@ -103,7 +104,7 @@ def _experts_lora_backward(dO, X, H, P1, P2, routing, weights, packed, quantized
 
 
 def _experts_part(X, routing, weights, bounds, cuts, part, capacity, numbers, *_, **__):
-    is_last = part == len(cuts) - 2  # counts all parts
+    is_last = part == len(cuts) - 2  # the last part counts all parts
     return _forward(X, weights, capacity, numbers) if is_last else 0
 
 

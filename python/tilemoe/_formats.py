@@ -1,17 +1,19 @@
-"""The arithmetic of the formats of quantised weights, in torch operations that give the same bits
-on the CPU and on a GPU. Each format's owner, whose codes and scales these equal bit for bit:
+"""Compute the formats of quantised weights with the same bits on the CPU and on a GPU.
 
-    fp8         transformers' finegrained_fp8 (DeepSeek-V3's format), blocks of 128 x 128. It does
-                not quantise a weight with partial blocks; here zeros fill them.
-    mxfp4       transformers' quantize_to_mxfp4, which is triton_kernels' downcast_to_mxfp_torch of
-                the weight in bfloat16: the scale is rounded up, halves away from zero.
-    nf4         bitsandbytes' CPU code, blocks of 64.
-    nf4_double  the same with compress_statistics: the scales less their mean are 8-bit codes.
-    nvfp4       torchao's nvfp4_quantize with one scale of scales for each expert.
+The owner of each format, whose codes and scales are equal to these bit for bit:
 
-A divisor is a tensor on the device, because torch replaces the division of a GPU's tensor by a
-number with a multiplication by the reciprocal. A weight is (E, R, C) in memory order; it is
-converted in pieces, so that the float32 copies stay small."""
+- fp8: transformers' finegrained_fp8 (the format of DeepSeek-V3), blocks of 128 x 128. transformers
+  does not quantise a weight with partial blocks; here zeros fill them.
+- mxfp4: transformers' quantize_to_mxfp4, which is triton_kernels' downcast_to_mxfp_torch of the
+  weight in bfloat16: the scale is rounded up, halves away from zero.
+- nf4: bitsandbytes' CPU code, blocks of 64.
+- nf4_double: nf4 with compress_statistics: the scales minus their mean are 8-bit codes.
+- nvfp4: torchao's nvfp4_quantize with one scale of scales per expert.
+
+A divisor is a tensor on the device, because torch replaces the division of a GPU tensor by a number
+with a multiplication by the reciprocal. A weight is (E, R, C) in memory order; it is converted in
+pieces, so that the float32 copies stay small.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ import torch
 from torch import Tensor
 
 Format = Literal["fp8", "mxfp4", "nf4", "nf4_double", "nvfp4"]
-FORMATS: tuple[str, ...] = get_args(Format)  # by their numbers in tilemoe.h, from 1
+FORMATS: tuple[str, ...] = get_args(Format)  # in the order of their numbers in tilemoe.h, from 1
 
 FP8_BLOCK, MX_BLOCK, NF4_BLOCK, NV_BLOCK = 128, 32, 64, 16
-SCALES_BLOCK = 256  # of nf4_double: scales with one scale of scales
+SCALES_BLOCK = 256  # of nf4_double: scales per scale of scales
 _FP8_MAX, _E2M1_MAX = 448.0, 6.0
 _PIECE = 1 << 22  # elements
 
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same with the sign
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the negative values
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
@@ -39,7 +41,7 @@ NF4 = (
 
 
 class Arrays(NamedTuple):
-    """The arrays of one quantised weight, in the order of tilemoe_quantized."""
+    """Arrays of one quantised weight, in the order of tilemoe_quantized."""
 
     codes: Tensor
     scales: Tensor
@@ -52,7 +54,10 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 def shapes_of(format: str, E: int, R: int, C: int) -> dict[str, Shape]:
-    """{array: (shape, dtype)} of a format. Arrays of Arrays that are not named are None."""
+    """Return {array: (shape, dtype)} of a format.
+
+    Fields of Arrays that are not in the result are None.
+    """
     byte, number, e4m3 = torch.uint8, torch.float32, torch.float8_e4m3fn
     blocks = E * R * C // NF4_BLOCK
     nf4 = ((E * R * C // 2, 1), byte)
@@ -78,17 +83,17 @@ def shapes_of(format: str, E: int, R: int, C: int) -> dict[str, Shape]:
 
 
 def why_not(format: str, E: int, R: int, C: int) -> str | None:
-    """What is wrong with the sizes of a weight for a format, or None."""
+    """Return what is wrong with the sizes of a weight for a format, or None."""
     multiple = {"mxfp4": MX_BLOCK, "nvfp4": NV_BLOCK}.get(format, 8)
     if C % multiple:
-        return f"its inner size is {C}, expected a multiple of {multiple}"
+        return f"its inner size must be a multiple of {multiple}, got {C}"
     if format.startswith("nf4") and E * R * C % NF4_BLOCK:
-        return f"it has {E * R * C} elements, expected a multiple of {NF4_BLOCK}"
+        return f"its number of elements must be a multiple of {NF4_BLOCK}, got {E * R * C}"
     return None
 
 
 def empty(format: str, M: Tensor) -> Arrays:
-    """Uninitialised arrays for a weight M (E, R, C)."""
+    """Return uninitialised arrays for a weight M (E, R, C)."""
     shapes = shapes_of(format, *M.shape)
     return Arrays(
         **{name: M.new_empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
@@ -96,7 +101,7 @@ def empty(format: str, M: Tensor) -> Arrays:
 
 
 def _pieces(E: int, R: int, C: int) -> Iterator[tuple[int, slice]]:
-    """(expert, rows), whole blocks of rows."""
+    """Yield (expert, rows) in whole blocks of rows."""
     step = max(_PIECE // C // FP8_BLOCK, 1) * FP8_BLOCK
     for expert in range(E):
         for begin in range(0, R, step):
@@ -107,7 +112,7 @@ def _pieces(E: int, R: int, C: int) -> Iterator[tuple[int, slice]]:
 
 
 def _fp8_blocks(rows: Tensor) -> Tensor:
-    """rows (R, C) -> (R / 128, 128, C / 128, 128), filled with zeros."""
+    """Return rows (R, C) as (R / 128, 128, C / 128, 128), filled with zeros."""
     R, C = rows.shape
     filled = torch.nn.functional.pad(rows, (0, -C % FP8_BLOCK, 0, -R % FP8_BLOCK))
     return filled.view(-(-R // FP8_BLOCK), FP8_BLOCK, -(-C // FP8_BLOCK), FP8_BLOCK)
@@ -143,7 +148,7 @@ def _dequantize_fp8(of: Arrays, out: Tensor) -> None:
 
 
 def _packed(codes: Tensor, high_first: bool = False) -> Tensor:
-    """uint8 codes of 4 bits, an even number in the last dimension, two in a byte."""
+    """Pack uint8 codes of 4 bits, an even number in the last dimension, two per byte."""
     first, second = codes[..., ::2], codes[..., 1::2]
     return first << 4 | second if high_first else first | second << 4
 
@@ -154,8 +159,11 @@ def _unpacked(packed: Tensor, high_first: bool = False) -> Tensor:
 
 
 def _above(values: Tensor, bounds: list[float]) -> Tensor:
-    """uint8: how many of the bounds are below a value. On the CPU, whose comparisons are vectors,
-    several times faster than torch.bucketize, of which it has the result, with NaN too."""
+    """Return, as uint8, how many of the bounds are below each value.
+
+    The result is that of torch.bucketize, also for NaN. On the CPU, which vectorises comparisons,
+    it is several times faster.
+    """
     count = torch.full(values.shape, len(bounds), dtype=torch.uint8, device=values.device)
     for bound in bounds:
         count -= (values <= bound).view(torch.uint8)
@@ -163,12 +171,12 @@ def _above(values: Tensor, bounds: list[float]) -> Tensor:
 
 
 def _e2m1_of(values: Tensor, bounds: list[float]) -> Tensor:
-    """The codes of values; bounds: the largest magnitude of each code but the last."""
+    """Return the codes of values; bounds: the largest magnitude of each code but the last."""
     return _above(values.abs(), bounds) | values.signbit().view(torch.uint8) << 3
 
 
 def _before(value: float) -> float:
-    """The float32 before a positive value."""
+    """Return the float32 before a positive value."""
     single = lambda number: torch.tensor(number, device="cpu")
     return torch.nextafter(single(value), single(0.0)).item()
 
@@ -241,8 +249,11 @@ def nf4_map(device: torch.device | str = "cpu") -> Tensor:
 
 
 def dynamic_map() -> Tensor:
-    """(256) float32 on the CPU: the values of bitsandbytes' 8-bit codes, sorted. Seven decades have
-    2^i values of each sign, the middles of equal parts of 10^(i - 7) to 10^(i - 6)."""
+    """Return float32 (256) on the CPU: the values of bitsandbytes' 8-bit codes, sorted.
+
+    Each of seven decades i has 2^i values of each sign, the middles of equal parts of 10^(i - 7) to
+    10^(i - 6).
+    """
     values = [torch.tensor([0.0, 1.0], device="cpu")]
     for i in range(7):
         ends = torch.linspace(0.1, 1, 2**i + 1, device="cpu")
@@ -255,7 +266,7 @@ _BINS = 65536  # of a scale's range, each with one code
 
 
 def _codes_of_bins(scale_map: Tensor) -> Tensor:
-    """(65536) uint8: the code of each of bitsandbytes' bins of [-1, 1]."""
+    """Return uint8 (65536): the code of each of bitsandbytes' bins of [-1, 1]."""
     device = scale_map.device
     bins = torch.arange(_BINS, dtype=torch.float32, device=device)
     values = 2 * bins / torch.tensor(float(_BINS - 1), device=device) - 1
@@ -263,13 +274,13 @@ def _codes_of_bins(scale_map: Tensor) -> Tensor:
 
 
 def _scale_codes(scales: Tensor, scale_map: Tensor) -> tuple[Tensor, Tensor]:
-    """scales (n) -> their 8-bit codes (n), and the scales of these (n / 256)."""
+    """Return the 8-bit codes (n) of scales (n), and the scales of these (n / 256)."""
     blocks = torch.nn.functional.pad(scales, (0, -len(scales) % SCALES_BLOCK))
     blocks = blocks.view(-1, SCALES_BLOCK)
     maxima = blocks.abs().amax(-1)
     values = (blocks * maxima.reciprocal().unsqueeze(-1)).clamp_(-1, 1)
-    # bitsandbytes computes the bin by a fused multiply-add, which float64 followed by one rounding
-    # equals: the product has at most 41 bits.
+    # bitsandbytes computes the bin with a fused multiply-add, which equals float64 followed by one
+    # rounding: the exact result of the multiplication has at most 41 bits.
     halves = ((values + 1) * 0.5).double()
     bins = (halves * (_BINS - 1) + 0.5).float()
     bins = torch.where((maxima == 0).unsqueeze(-1), 0.0, bins)
@@ -302,7 +313,7 @@ def _quantize_nf4_double(M: Tensor) -> Arrays:
 
 
 def _nf4_scales(of: Arrays, begin: int, end: int) -> Tensor:
-    """The float32 scales of the blocks [begin, end)."""
+    """Return the float32 scales of the blocks [begin, end)."""
     scales = of.scales[begin:end]
     if of.scale_map is None:
         return scales

@@ -1,5 +1,8 @@
-"""The memory that a caller passes for weights' gradients (WeightGradients). Backward writes it, so
-an unusable tensor is an error when the layer is called, before anything is computed."""
+"""Check and use the memory that a caller passes for weights' gradients (WeightGradients).
+
+Backward writes it, so an unusable tensor raises an error when the layer is called, before anything
+is computed.
+"""
 
 import torch
 
@@ -12,19 +15,21 @@ _ALIGNMENT = 16  # bytes
 
 
 def bits_of(given):
-    """The bits of the gradients that are given."""
+    """Return the bits of the gradients that are given."""
     return sum(WANTED_W1 << i for i, out in enumerate(given) if out is not None)
 
 
 def of(given, wanted):
-    """The eight gradients, None for each that is new or not wanted."""
+    """Return the eight gradients, None for each that is new or not wanted."""
     weights = (out if wanted & WANTED_W1 << i else None for i, out in enumerate(given))
     return [None, None, *weights]
 
 
 def backward(dO, saved, over_H, given, wanted, accumulate):
-    """Computes the gradients in `given`, and returns those of `wanted`. It can be traced; dO is
-    None if H contains dH."""
+    """Compute the gradients in `given`, and return those of `wanted`.
+
+    The call can be traced; dO is None if H contains dH.
+    """
     given = given or [None] * len(GRADIENTS)
     accumulate = accumulate and any(out is not None for out in given)
     made = list(empty_gradients(saved.X, saved.H, saved.weights, saved.numbers, wanted))
@@ -39,13 +44,18 @@ def backward(dO, saved, over_H, given, wanted, accumulate):
 
 
 def check(given, weights, dtype, others):
-    """given: six tensors or None, as `weights`; dtype: of the layer's computation; others: the
-    layer's other inputs by name.
+    """Check the memory for gradients.
+
+    Args:
+        given: Six tensors or None, in the order of `weights`.
+        weights: Weights of the layer.
+        dtype: Dtype of the layer's computation.
+        others: Other inputs of the layer by name.
 
     Raises:
-        ValueError: memory for an absent weight, with another shape, dtype or device than the
-            weight's gradient, that requires a gradient, that is not aligned to 16 bytes, or that
-            shares elements with an input of the layer or with the memory of another gradient.
+        ValueError: A tensor belongs to an absent weight, has another shape, dtype or device than
+            the weight's gradient, requires a gradient, is not aligned to 16 bytes, or shares
+            elements with an input of the layer or with the memory of another gradient.
     """
     given = [(f"weight_grad_out.{name}", out) for name, out in zip(WEIGHTS, given)]
     for (where, out), name, weight in zip(given, WEIGHTS, weights):
@@ -53,7 +63,7 @@ def check(given, weights, dtype, others):
             _check_one(where, out, name, weight, dtype)
     if torch.compiler.is_compiling():
         return
-    users = {}  # (name, tensor) of a storage's address
+    users = {}  # (name, tensor) by the address of a storage
     for name, tensor in (*zip(WEIGHTS, weights), *others.items()):
         if address := _address(tensor):
             users.setdefault(address, []).append((name, tensor))
@@ -64,31 +74,29 @@ def check(given, weights, dtype, others):
         sharing = users.setdefault(address, [])
         for name, other in sharing:
             if _Memory(out).meets(_Memory(other)):
-                raise ValueError(
-                    f"tilemoe: {where} shares memory with {name}, expected memory of its own"
-                )
+                raise ValueError(f"{where} shares memory with {name}, expected separate memory")
         sharing.append((where, out))
 
 
 def _check_one(where, out, name, weight, dtype):
     if weight is None:
-        raise ValueError(f"tilemoe: {where} is given, but {name} is not")
+        raise ValueError(f"{where} requires {name}, got None")
     _library.require_together(weight, name, **{where: out})
     if out.shape != weight.shape:
         seen, expected = shape_text(out.shape), shape_text(weight.shape)
-        raise ValueError(f"tilemoe: {where} has shape {seen}, expected {name}'s {expected}")
+        raise ValueError(f"{where} has shape {seen}, expected {expected}, the shape of {name}")
     if out.dtype not in (dtype, torch.float32):
         either = "float32" if dtype is torch.float32 else f"{dtype} or torch.float32"
-        raise ValueError(f"tilemoe: {where} is {out.dtype}, expected {either}")
+        raise ValueError(f"{where} must be {either}, got {out.dtype}")
     if out.requires_grad:
         raise ValueError(
-            f"tilemoe: {where} requires a gradient, but backward writes it: pass a tensor that "
-            "does not, such as its .grad, or detach it"
+            f"{where} requires a gradient, but backward writes it; pass a tensor without "
+            "requires_grad, such as .grad, or detach it"
         )
 
 
 def _address(tensor):
-    """The address of its storage; 0 for a tensor without memory, a traced one, or a wrapper."""
+    """Return the address of the storage; 0 for a traced tensor, a wrapper or no memory."""
     return tensor.untyped_storage().data_ptr() if type(tensor) in _library.PLAIN else 0
 
 
@@ -97,17 +105,17 @@ def _check_alignment(where, out):
         return
     dims = _Memory(out).dims
     if any(stride == 0 for stride, _ in dims):
-        raise ValueError(f"tilemoe: {where} is expanded, expected memory for each element")
+        raise ValueError(f"{where} is expanded, expected separate memory for each element")
     strides = [stride * out.element_size() for stride, _ in dims if stride > 1]
     if out.data_ptr() % _ALIGNMENT or any(stride % _ALIGNMENT for stride in strides):
         raise ValueError(
-            f"tilemoe: {where} does not begin on {_ALIGNMENT} bytes, or its rows do not: allocate "
-            "it apart, or round its place in a flat buffer up"
+            f"{where} or its rows are not aligned to {_ALIGNMENT} bytes; allocate it "
+            "separately, or round up its place in a flat buffer"
         )
 
 
 class _Memory:
-    """The positions of a tensor's elements in memory."""
+    """Positions of a tensor's elements in memory."""
 
     def __init__(self, tensor):
         self.dtype, self.itemsize = tensor.dtype, tensor.element_size()
@@ -116,8 +124,11 @@ class _Memory:
         self.end = self.begin + (1 + sum(s * (n - 1) for s, n in self.dims)) * self.itemsize
 
     def meets(self, other):
-        """Whether both share an element: exact for the same dtype and strides, such as two halves
-        of one tensor; otherwise, whether their address ranges overlap."""
+        """Return whether both share an element.
+
+        The result is exact for the same dtype and strides, such as two halves of one tensor;
+        otherwise it is whether their address ranges overlap.
+        """
         if self.end <= other.begin or other.end <= self.begin:
             return False
         strides = [s for s, _ in self.dims]
@@ -129,9 +140,11 @@ class _Memory:
 
 
 def _reaches(dims, distance):
-    """Whether `distance` is a sum of strides, each times at most its number of steps in either
-    direction. Strides descend; in a tensor that does not overlap itself, each stride is larger than
-    the distance that the smaller ones reach."""
+    """Return whether `distance` is a sum of strides, each times at most its number of steps.
+
+    Steps are in either direction. Strides descend; in a tensor that does not overlap itself, each
+    stride is larger than the distance that the smaller ones cover.
+    """
     if not dims:
         return distance == 0
     (stride, max_steps), *smaller = dims

@@ -1,5 +1,7 @@
-"""The order and the sizes of what operators take and return as a list or as one tensor: weights,
-gradients, H, and the routing."""
+"""Define the order and sizes of weights, gradients, H and the routing in operators' lists.
+
+Operators take and return these as a list or as one tensor.
+"""
 
 from typing import NamedTuple
 
@@ -10,16 +12,18 @@ from .options import ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SC
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 FACTORS = ("A1", "B1", "A1_up", "B1_up", "A2", "B2")  # of low-rank adapters
-RANKS = ("gate", "up", "down")  # of A1, A1_up and A2, multiples of WIDTH_MULTIPLE; 0: absent
+RANKS = ("gate", "up", "down")  # ranks of A1, A1_up and A2, multiples of WIDTH_MULTIPLE; 0: absent
 SCALES = ("of_W1", "of_W2")
-# The arrays of a quantised weight, and those of all weights that can be quantised.
+# Arrays of one quantised weight, and of all weights that can be quantised.
 ARRAYS = ("codes", "scales", "scale_map", "scale_of_scales", "scale_offset")
 QUANTIZABLE = WEIGHTS[:3]
 QUANTIZED = tuple(f"{weight}.{array}" for weight in QUANTIZABLE for array in ARRAYS)
 FORMATS = (*QUANTIZABLE, *(f"{weight}_transposed" for weight in QUANTIZABLE))
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
 SIZES = ("T", "E", "d", "n", "capacity")  # of layer_bytes
-WIDTH_MULTIPLE = 8  # of d and of n, for every dtype: rows of 16 bits lie on 16 bytes
+WIDTH_MULTIPLE = (
+    8  # of d and n for every dtype, so that rows of 16-bit values are aligned to 16 bytes
+)
 
 _GATED = tuple(map(ACTIVATIONS.index, GATED))
 _SPLIT = LITERALS["gate_layout"].index("split")
@@ -27,8 +31,10 @@ _OF_CHOSEN = ("softmax_over_chosen", "softmax_renormalized")
 
 
 def pack_gradients(all_of_them):
-    """The eight gradients, None for an absent one or for all, as operators take them: (gradients,
-    places)."""
+    """Return the gradients that exist, and their places, as operators read them.
+
+    The argument has eight gradients, None for each absent one, or is None.
+    """
     if all_of_them is None:
         return [], 0
     places = 0
@@ -43,7 +49,7 @@ def names_of_gradients(places):
 
 
 def rule_of(kind, K, scoring):
-    """The rule of a routing that exists already; scoring: its number, or SCORES_GIVEN."""
+    """Return the rule of an existing routing; scoring: its number, or SCORES_GIVEN."""
     return [kind, K, scoring, 1, 1, 0]
 
 
@@ -60,7 +66,7 @@ def w1_rows(activation, gate_layout, n):
 
 
 def reads_logits(scoring, kind):
-    """Whether the logits' gradient needs the logits again, in addition to the scores."""
+    """Return whether the logits' gradient reads the logits, in addition to the scores."""
     return kind == ROUNDED or SCORINGS[scoring] not in _OF_CHOSEN
 
 
@@ -68,26 +74,28 @@ def reads_logits(scoring, kind):
 
 
 def rounded_capacity(T, E, K, m, rounding, round_tokens):
-    """The maximum rows of a rounded routing; round_tokens: tokens that are rounded separately, 0
-    for all."""
+    """Return the maximum rows of a rounded routing.
+
+    round_tokens: tokens that are rounded together; 0 for all.
+    """
     if round_tokens:
         return T // round_tokens * rounded_capacity(round_tokens, E, K, m, rounding, 0)
     added = {"nearest": E * (m // 2), "down": 0, "balanced": m}.get(rounding, E * (m - 1))
     bounds = T * K + added, T * E
-    # torch.compile traces no sym_min of two constants; min() of two symbols would be a guard.
+    # torch.compile does not trace sym_min of two constants; min() of two symbols would be a guard.
     return min(bounds) if all(isinstance(b, int) for b in bounds) else torch.sym_min(*bounds)
 
 
 class Array(NamedTuple):
-    """An array of a routing: its name in tilemoe_routing, and its elements."""
+    """Array of a routing: its name in tilemoe_routing, and its elements."""
 
     name: str
     size: int  # TILEMOE_ROUTING_SIZE_
     more: int  # elements in addition to that size
 
 
-# The arrays of each kind of routing, in the order of its tensor: the library's table. The sizes are
-# computed here, because torch.compile has symbols for them, which no C function takes.
+# Arrays of each kind of routing in the order of its tensor, from the library's table. The sizes are
+# computed here, because torch.compile has symbols for them, which no C function accepts.
 _ARRAYS = [
     [Array(*array) for array in zip(*operators.routing_layout(kind))]
     for kind in (TOP_K, GENERAL, ROUNDED, GROUPED)
@@ -95,8 +103,10 @@ _ARRAYS = [
 
 
 def places_of(kind, T, E, capacity, pairs=None):
-    """{name: (first element, elements)} of a routing's arrays, each on 16 bytes, and the elements
-    of all of them; pairs: None: as many as rows."""
+    """Return {name: (first element, elements)} of a routing's arrays, and the elements of all.
+
+    Each array is aligned to 16 bytes. pairs=None: one pair per row.
+    """
     sizes = (0, T, E, capacity if pairs is None else pairs, capacity)  # by TILEMOE_ROUTING_SIZE_
     places, end = {}, 0
     for name, size, more in _ARRAYS[kind]:
@@ -107,22 +117,25 @@ def places_of(kind, T, E, capacity, pairs=None):
 
 
 def routing_elements(kind, T, E, capacity, pairs=None):
-    """Elements of the int32 tensor of a routing."""
+    """Return the elements of the int32 tensor of a routing."""
     return places_of(kind, T, E, capacity, pairs)[1]
 
 
 def array_of(name, routing, kind, T, E, capacity, pairs=None):
-    """An array of a routing, as int32."""
+    """Return an array of a routing, as int32."""
     begin, elements = places_of(kind, T, E, capacity, pairs)[0][name]
     return routing[begin : begin + elements]
 
 
 def offsets_of(routing, E):
-    """(E + 1) int32: expert e has rows [offsets[e], offsets[e + 1]). The first array."""
+    """Return int32 (E + 1): expert e has rows [offsets[e], offsets[e + 1]). The first array."""
     return routing[: E + 1]
 
 
 def counters_of(routing):
-    """(4) int32: pairs over capacity, pairs with bad ids, tokens with NaN, chosen pairs that
-    rounding dropped. The last array."""
+    """Return int32 (4), the last array of a routing.
+
+    It counts pairs over the capacity, pairs with ids out of range, tokens with NaN, and chosen
+    pairs that rounding dropped.
+    """
     return routing[-4:]

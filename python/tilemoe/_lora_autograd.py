@@ -1,9 +1,9 @@
-"""The layer with low-rank adapters, with quantised weights, or with both, and its gradient: one
-autograd function, which `moe`, `moe_general` and `grouped_experts` call, and which is the autograd
-kernel of experts_lora.
+"""Define the gradient of the layer with low-rank adapters, quantised weights, or both.
 
-Backward is one call of an operator, without stages: its largest outputs are those of the factors,
-unless weights require gradients as well."""
+One autograd function, which `moe`, `moe_general` and `grouped_experts` call, is also the autograd
+kernel of experts_lora. Backward is one call of an operator, without stages: its largest outputs are
+those of the factors, unless weights require gradients as well.
+"""
 
 from typing import NamedTuple
 
@@ -21,14 +21,14 @@ from .autograd import _REFUSALS, _addend_gradient
 from .options import RULE, SCORES_GIVEN, At
 
 _ops = operators
-_FIRST = 3  # of Experts' inputs, the first that has a gradient
-_INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)  # without the quantised weights' arrays
+_FIRST = 3  # first input of Experts with a gradient
+_INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)  # without the arrays of quantised weights
 _ALL = (1 << len(GRADIENTS)) - 1
-_NO_GRADIENT = "tilemoe: an array of a quantised weight requires a gradient, but it has none"
+_NO_GRADIENT = "an array of a quantised weight requires a gradient, expected requires_grad=False"
 
 
 class Call(NamedTuple):
-    """The options of a call."""
+    """Options of a call."""
 
     capacity: int
     ranks: list[int]
@@ -37,13 +37,16 @@ class Call(NamedTuple):
     numbers: list[int]
     reals: list[float]
     overwrite_H: bool | None = None
-    keep_H: bool | None = None  # if the operator itself was called, which also returns H
+    keep_H: bool | None = None  # set if the operator itself was called, which also returns H
     comm: Comm | None = None
 
 
 class LoraExperts(torch.autograd.Function):
-    """A Call, the routing and the packed factors, then X, the router's tensor, six weights, the
-    addend, six factors, and the arrays of quantised weights, if there are any."""
+    """Autograd function of a Call, the routing and the packed factors.
+
+    Further inputs are X, the router's tensor, six weights, the addend, six factors, and the arrays
+    of quantised weights, if any.
+    """
 
     @staticmethod
     def forward(ctx, call, routing, packed, X, router, *others):
@@ -64,9 +67,7 @@ class LoraExperts(torch.autograd.Function):
         scoring, kind = call.numbers[At.SCORING], call.numbers[At.KIND]
         logits = router if scoring != SCORES_GIVEN and reads_logits(scoring, kind) else None
         source = X if call.comm is None else call.comm.source
-        ctx.save_for_backward(
-            source, H, P1, P2, routing, packed, *weights, logits, *quantized
-        )
+        ctx.save_for_backward(source, H, P1, P2, routing, packed, *weights, logits, *quantized)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.keep_H, ctx.progress = call, keep_H, Progress()
         ctx.router_dtype = torch.float32 if router is None else router.dtype
@@ -117,8 +118,10 @@ class LoraExperts(torch.autograd.Function):
 
 
 def _arrived(travel, source):
-    """X of all ranks. Nothing is computed while it, or dO, is on its way: the gradients of the
-    factors read both."""
+    """Return X of all ranks.
+
+    Nothing is computed while X or dO is in transfer: the gradients of the factors read both.
+    """
     X = travel.begin(source)
     travel.gradient_arrived()
     travel.arrived()
@@ -126,10 +129,10 @@ def _arrived(travel, source):
 
 
 def _backward(ctx, dO, saved, P1, P2, packed, quantized, wanted):
-    """The gradients of `wanted`; dH is written over H if nothing reads it afterwards."""
+    """Return the gradients of `wanted`; dH is written over H if nothing reads H afterwards."""
     call, X, H, traced = ctx.call, saved.X, saved.H, is_traced(saved.H)
     over_H = bool(call.overwrite_H) if call.overwrite_H is not None else is_read_last(ctx, H)
-    over_H = over_H and not traced  # a trace keeps H
+    over_H = over_H and not traced  # a trace saves H
     given = {dtype for dtype in ctx.factor_dtypes if dtype is not None}
     factor_dtype = X.dtype if given == {X.dtype} else torch.float32
     args = (
@@ -142,10 +145,8 @@ def _backward(ctx, dO, saved, P1, P2, packed, quantized, wanted):
         raise NotImplementedError(ops.NO_SECOND_GRADIENT)
     ctx.progress.claim()
     try:
-        return list(
-            ops.call_undifferentiated(_ops.experts_lora_backward_over_H.default, *args)
-        )
-    except _REFUSALS:  # nothing was written
+        return list(ops.call_undifferentiated(_ops.experts_lora_backward_over_H.default, *args))
+    except _REFUSALS:  # errors before anything is written
         ctx.progress.consumed = False
         raise
 
@@ -159,8 +160,11 @@ def run(
     X, router, routing, weights, addend, factors, quantized, capacity, numbers, reals, overwrite_H,
     comm,
 ):  # fmt: skip
-    """O (T, d) of a routing. The factors are packed once, for forward and backward. quantized: the
-    Frozen of the weights; comm: through which backward gets X, or None."""
+    """Compute O (T, d) with a given routing.
+
+    The factors are packed once, for forward and backward. quantized: Frozen of the weights; comm:
+    through which backward gets X, or None.
+    """
     if any(factors.ranks):
         packed = ops.call_undifferentiated(
             _ops.pack_lora.default, [None if t is None else t.detach() for t in factors.tensors],
@@ -185,7 +189,7 @@ def run(
 
 
 def routed(logits, selection_bias, numbers, reals):
-    """A top-K routing of logits, and expert_counts."""
+    """Return a top-K routing of logits, and expert_counts."""
     detached = logits.detach()
     rule, factor = numbers[: len(RULE)], reals[At.ROUTED_SCALING_FACTOR]
     op = _ops.route_logits.default

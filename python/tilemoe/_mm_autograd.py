@@ -1,5 +1,7 @@
-"""The gradients of `gathered_mm` and `combine_mm`: of each, those that a walk of the graph needs are
-one call of an operator."""
+"""Define the gradients of `gathered_mm` and `combine_mm`.
+
+For each, one call of an operator computes the gradients that are needed.
+"""
 
 from . import _library, ops
 from ._engine import needed_now
@@ -10,12 +12,12 @@ _ops = _library.operators
 
 
 def _wanted(needed, places):
-    """The bits of the gradients at these places among the arguments, in their order."""
+    """Return the bits of the gradients at these places among the arguments, in their order."""
     return sum(1 << bit for bit, place in enumerate(places) if needed & 1 << place)
 
 
 def _spread(made, wanted, places, arguments):
-    """The gradients that were made, each at its argument's place, None at the others."""
+    """Return each computed gradient at its argument's place, None at the others."""
     gradients, made = [None] * arguments, iter(made)
     for bit, place in enumerate(places):
         if wanted & 1 << bit:
@@ -64,7 +66,7 @@ def _combine_backward(ctx, dO):
 
 
 def of_addend(dO, routing, E, kind):
-    """The gradient of an addend: O has zeros in the rows past the grouped entry's last one."""
+    """Return the gradient of an addend: O is zero in the rows past the last grouped row."""
     if kind != GROUPED:
         return dO
     row = dO.new_ones(dO.shape[0], dtype=routing.dtype).cumsum(0).unsqueeze(-1)

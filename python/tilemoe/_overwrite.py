@@ -1,11 +1,14 @@
-"""Whether a backward may write dH over H with `overwrite_H=None`: it may if nothing can read H
-after it. And what is left to do if a backward stops when dH is over H.
+"""Decide whether a backward may write dH over H with `overwrite_H=None`.
+
+It may if nothing can read H afterwards. The module also describes the rest of a backward that
+stopped after dH was written over H.
 
 Torch frees the saved tensors of a graph after a backward without `retain_graph`, and reports this
-beforehand: AOTAutograd donates buffers by the same flag. The flag is valid for the call that reads
-it. It does not apply while a backward is traced, since the trace runs later, nor while one is
-captured into a CUDA graph, which may be replayed many times: then H may be overwritten only if
-every replay writes H again, in the same capture."""
+before the backward starts: AOTAutograd donates buffers by the same flag. The flag is valid for the
+call that reads it. It does not apply while a backward is traced, because the trace runs later, nor
+while a backward is captured into a CUDA graph, which may be replayed many times: then H may be
+overwritten only if every replay writes H again, in the same capture.
+"""
 
 from typing import NamedTuple
 
@@ -14,26 +17,24 @@ from torch import Tensor
 
 from ._library import operators
 
-CONSUMED = (
-    "tilemoe_backward: saved was consumed by an earlier backward that wrote dH over H; "
-    "run forward again"
-)
+CONSUMED = "tilemoe_backward: an earlier backward wrote dH over the saved H; run forward again"
 NO_MEMORY = (
-    "tilemoe_backward: no memory for the gradients of W1 and b1, and H already contains dH: free "
-    "some and call backward again with the same gradient of the output, which continues from dH; "
-    "in a graph of several layers, torch has freed the layers nearer the loss: run forward again"
+    "tilemoe_backward: no memory for the gradients of W1 and b1, and H already contains "
+    "dH; free memory and call backward again with the same gradient of the output, which "
+    "continues from dH; in a graph of several layers torch has freed the layers nearer "
+    "the loss, so run forward again"
 )
 NOT_KEPT = (
-    "tilemoe_backward: H was not kept: call the layer with gradients enabled, or the operator "
-    "with keep_H"
+    "tilemoe_backward: H was not saved; call the layer with gradients enabled, or the "
+    "operator with keep_H"
 )
 _ANOTHER_GRADIENT = (
-    "tilemoe_backward: an earlier backward ran out of memory after it had written dH over H, and "
-    "only a backward with the same gradient of the output, for the same inputs, can continue from "
-    "dH: run forward again"
+    "tilemoe_backward: an earlier backward ran out of memory after it had written dH over "
+    "H, and only a backward with the same gradient of the output, for the same inputs, "
+    "can continue from dH; run forward again"
 )
 
-# Without this function H is never overwritten. torch itself reports that no backward runs.
+# Without this function H is never overwritten. torch reports that no backward runs.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 _TRACERS = tuple(
@@ -49,12 +50,16 @@ class _Saves(torch.autograd.Function):
 
 
 def _probe():
-    """Tries whether this torch behaves as is_read_last assumes: it reports a kept graph if no
-    backward runs, and counts the tensors that use memory. Runs no backward: the engine would start
-    threads, and a process forked later could not use autograd.
+    """Test whether this torch behaves as is_read_last assumes.
 
-    -> a function that says whether no other tensor uses the memory of a saved tensor; False for
-    every tensor if this torch does not behave so."""
+    It reports a saved graph if no backward runs, and counts the tensors that use memory. The test
+    runs no backward: the engine would start threads, and a process forked later could not use
+    autograd.
+
+    Returns:
+        A function that returns whether no other tensor uses the memory of a saved tensor; False for
+        every tensor if this torch behaves differently.
+    """
     count = getattr(torch._C, "_storage_Use_Count", None)
 
     def users(tensor):
@@ -78,16 +83,16 @@ _uses_memory_alone = _probe()
 
 
 def capture_of(tensor):
-    """The capture of a CUDA graph that the current stream of the tensor's GPU is in, else None."""
+    """Return the CUDA graph capture of the current stream of the tensor's GPU, else None."""
     if not tensor.is_cuda or type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
-        return None  # a fake tensor's GPU may not exist
+        return None  # the GPU of a fake tensor may not exist
     if not _is_capturing():
         return None
     return operators.capture_id.default(tensor) or None
 
 
 def is_traced(tensor):
-    """Whether operations on `tensor` are recorded to run later."""
+    """Return whether operations on `tensor` are recorded to run later."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     if type(tensor) is not torch.Tensor:
@@ -98,12 +103,16 @@ def is_traced(tensor):
 
 
 def is_read_last(ctx, H):
-    """Whether nothing reads H after the current backward of `ctx`, which is not traced: torch's
-    engine runs it, its graph is not kept, no graph is made of it, H was written in the same capture
-    (or neither is captured), and no other tensor uses H's memory, such as one that a dispatch mode
-    has detached and kept."""
+    """Return whether nothing reads H after the current backward of `ctx`, which is not traced.
+
+    torch's engine runs the backward, its graph is not retained and has no graph of its own, H was
+    written in the same capture (or neither is captured), and no other tensor uses H's memory, such
+    as one that a dispatch mode has detached and stored.
+    """
     return (
-        isinstance(ctx, torch.autograd.function.BackwardCFunction)  # compiled autograd has its own
+        isinstance(
+            ctx, torch.autograd.function.BackwardCFunction
+        )  # compiled autograd has its own class
         and not _keeps_graph()
         and not torch.is_grad_enabled()
         and capture_of(H) == ctx.capture
@@ -112,34 +121,36 @@ def is_read_last(ctx, H):
 
 
 class Left(NamedTuple):
-    """What is left of a backward that stopped when dH was over H."""
+    """Rest of a backward that stopped after dH was written over H."""
 
     dO: Tensor
-    version: int  # dO's
+    version: int  # version of dO
     wanted: int  # bits of the gradients to compute
-    dH: Tensor  # (capacity, 2n or n): what saved-tensor hooks bring back may be H anew
+    dH: Tensor  # (capacity, 2n or n): saved-tensor hooks may return a new H
     made: list[Tensor | None]  # the eight gradients; None: given, not wanted, or not made yet
     stages: list  # autograd.Stage
 
 
 class Progress:
-    """How far the backward of one call that writes dH over H has come. Two walks of the graph may
-    run in two threads, but only one may write dH."""
+    """Progress of a backward of one call that writes dH over H.
 
-    consumed = False  # H contains dH, or a part of it
+    Two passes may run in two threads, but only one may write dH.
+    """
+
+    consumed = False  # H contains dH or a part of it
     left: Left | None = None  # another walk can continue from dH
 
     def claim(self):
-        """Before the first write."""
+        """Claim H before the first write."""
         if self.consumed:
             raise RuntimeError(CONSUMED)
         self.consumed = True
 
     def take(self, dO, wanted):
-        """-> what is left, for a walk with the same gradient of the output"""
+        """Return the rest, for a pass with the same gradient of the output."""
         left = self.left
         same = left is not None and (dO is left.dO or torch.equal(dO, left.dO))
-        if left is not self.left or left is None:  # another thread has it
+        if left is not self.left or left is None:  # another thread has taken it
             raise RuntimeError(CONSUMED)
         if wanted != left.wanted or not same or left.dO._version != left.version:
             raise RuntimeError(_ANOTHER_GRADIENT)

@@ -1,7 +1,9 @@
-"""Names of other packages that a feature needs and that these packages do not promise to keep.
+"""List the private names of other packages that a feature requires.
 
-A feature probes its names once, when it is first used or registered. If one is missing, the feature
-is refused with an error that contains it. `import tilemoe` needs none of them."""
+These packages do not promise to keep the names. A feature checks its names once, when it is first
+used or registered. If a name is missing, the feature raises an error that contains the name.
+`import tilemoe` requires none of them.
+"""
 
 import importlib
 from importlib import metadata
@@ -11,7 +13,7 @@ _EP = "transformers.distributed.expert_parallel:"
 _TOKENS = "torchtitan.models.common.token_dispatcher:"
 _ROUTED = "torchtitan.models.common.moe:"
 
-# Modules and their names, by the feature.
+# Modules and their names, by feature.
 FEATURES: dict[str, tuple[str, ...]] = {
     "expert parallelism with dispatch='pull' on GPUs": (
         "torch.distributed._symmetric_memory:empty",
@@ -21,7 +23,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "torch._C._distributed_c10d:_SymmetricMemory.get_buffer",
         "torch._C._distributed_c10d:_SymmetricMemory.rank",
     ),
-    "tilemoe's expert parallelism in transformers": (
+    "TileMoE's expert parallelism in transformers": (
         _EP + "EPImplementationInterface.register",
         _EP + "EPImplementation.__call__",
         _EP + "AllReduceEP.__call__",
@@ -50,28 +52,28 @@ FEATURES: dict[str, tuple[str, ...]] = {
         _TOKENS + "LocalTokenDispatcher",
         _TOKENS + "MinimalAsyncEPTokenDispatcher",
     ),
-    "torchtitan's gpt-oss by tilemoe": (
+    "TileMoE for torchtitan's gpt-oss": (
         "torchtitan.distributed.spmd_types:spmd_mesh_size",
         "torchtitan.models.gpt_oss.moe:GptOssGroupedExperts.Config",
         "torchtitan.models.gpt_oss.moe:ScaleBiasForward",
     ),
-    "torchtitan's DeepEP dispatcher with tilemoe": (
+    "TileMoE with torchtitan's DeepEP dispatcher": (
         "torchtitan.distributed.deepep.deepep:_buffer",
         "torchtitan.distributed.deepep.deepep:sync_combine",
         "torch:ops.deepep.dispatch",
         "torch:ops.deepep.combine",
     ),
-    "torchtitan's HybridEP dispatcher with tilemoe": (
+    "TileMoE with torchtitan's HybridEP dispatcher": (
         "torchtitan.distributed.deepep.hybridep:_buffer",
         "torch:ops.hybridep.dispatch",
         "torch:ops.hybridep.combine",
     ),
 }
-_found: set[str] = set()  # features whose names were all found
+_found: set[str] = set()  # features with all names
 
 
 def missing(feature: str) -> list[str]:
-    """The names of the feature that the installed packages do not have."""
+    """Return the names of the feature that the installed packages do not have."""
     if feature in _found:
         return []
     absent = [name.replace(":", ".") for name in FEATURES[feature] if not _has(name)]
@@ -81,18 +83,23 @@ def missing(feature: str) -> list[str]:
 
 
 def refusal(feature: str, absent: list[str]) -> str:
-    """The error of a feature whose names are absent."""
+    """Return the error of a feature with missing names."""
     packages = sorted({name.partition(".")[0] for name in absent})
     versions = ", ".join(f"{package} {_version(package)}" for package in packages)
     failed = {_import_error(name.partition(":")[0]) for name in FEATURES[feature]} - {""}
     return (
-        f"tilemoe: {feature} needs {', '.join(absent)}, missing in {versions}, which this version "
-        "of tilemoe does not support" + "".join(f"; {error}" for error in sorted(failed))
+        f"{feature} requires {', '.join(absent)}, missing in {versions}, which this "
+        "version of TileMoE does not support" + "".join(f"; {error}" for error in sorted(failed))
     )
 
 
 def require(feature: str, kind: type[Exception] = NotImplementedError) -> None:
-    """Raise an error of this kind if a name of the feature is missing."""
+    """Raise an error if a name of the feature is missing.
+
+    Args:
+        feature: Name of the feature.
+        kind: Type of the error.
+    """
     absent = missing(feature)
     if absent:
         raise kind(refusal(feature, absent))
@@ -110,7 +117,7 @@ def _has(name: str) -> bool:
 
 
 def _import_error(module: str) -> str:
-    """Why the module cannot be imported, such as another package that is not installed."""
+    """Return why the module cannot be imported, such as another package that is not installed."""
     try:
         importlib.import_module(module)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Quantised weights as operators take them."""
+"""Convert quantised weights to the form that operators read."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _W1, _W1_UP, _W2 = (WEIGHTS.index(name) for name in QUANTIZABLE)
 
 
 class Operands(NamedTuple):
-    """The weights of a call, and the arrays and formats of those that are quantised."""
+    """Weights of a call, and the arrays and formats of the quantised ones."""
 
-    weights: list[Tensor | None]  # a quantised one has its shape and x's dtype, and no memory
+    weights: list[Tensor | None]  # a quantised weight has its shape and x's dtype, without memory
     arrays: list[Tensor | None]  # in the order of _layout.QUANTIZED, or empty
     formats: list[int]  # _layout.FORMATS, or empty
 
@@ -29,10 +29,11 @@ def any_quantized(weights: list[Any]) -> bool:
 
 
 def operands(weights: list[Any], x: Tensor) -> Operands:
-    """The weights with their arrays.
+    """Return the weights with their arrays.
 
     Raises:
-        ValueError: W1 and W1_up have different formats."""
+        ValueError: W1 and W1_up have different formats.
+    """
     if not any_quantized(weights):
         return Operands(weights, [], [])
     _check_pair(weights[_W1], weights[_W1_UP])
@@ -56,9 +57,7 @@ def operands(weights: list[Any], x: Tensor) -> Operands:
 def _check_pair(gate: Any, up: Any) -> None:
     if up is None or _stored(gate) == _stored(up):
         return
-    raise ValueError(
-        f"tilemoe: W1 is {_stored(gate)} and W1_up is {_stored(up)}, expected the same of both"
-    )
+    raise ValueError(f"W1 is {_stored(gate)} and W1_up is {_stored(up)}, expected the same")
 
 
 def _stored(weight: Any) -> str:

@@ -1,5 +1,8 @@
-"""Fake kernels, which torch traces in the operators' place: they return the shapes of the outputs
-and raise the same errors as the kernels, with the library's messages."""
+"""Define the fake kernels, which torch traces in the place of the operators.
+
+They return the shapes of the outputs and raise the same errors as the kernels, with the library's
+messages.
+"""
 
 import functools
 
@@ -34,7 +37,7 @@ from .options import (
     At,
 )
 
-# The bits of `wanted` (TILEMOE_GRADIENT_ in tilemoe.h).
+# Bits of `wanted` (TILEMOE_GRADIENT_ in tilemoe.h).
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
     1 << bit for bit in range(len(GRADIENTS))
 )
@@ -47,7 +50,7 @@ def shape_text(shape):
 def _check_dims(name, tensor, dims, expected):
     if tensor.dim() != dims:
         seen = shape_text(tensor.shape)
-        raise ValueError(f"tilemoe: {name} has shape {seen}, expected {expected}")
+        raise ValueError(f"{name} has shape {seen}, expected {expected}")
 
 
 def _check_shape(function, name, tensor, *shape):
@@ -58,7 +61,7 @@ def _check_shape(function, name, tensor, *shape):
 
 def _check_length(name, seen, expected):
     if len(seen) != len(expected):
-        raise ValueError(f"tilemoe: {name} has length {len(seen)}, expected {len(expected)}")
+        raise ValueError(f"{name} has length {len(seen)}, expected {len(expected)}")
 
 
 def _check_lists(weights, numbers, reals=REALS):
@@ -67,20 +70,20 @@ def _check_lists(weights, numbers, reals=REALS):
     _check_length("reals", reals, REALS)
     for name, tensor in zip(WEIGHTS, weights):
         if tensor is None and name in ("W1", "W2"):
-            raise ValueError(f"tilemoe: {name} is absent")
+            raise ValueError(f"{name} is required")
 
 
 def _check_weights(function, X, weights, numbers):
-    """Returns n, from W2."""
+    """Check the weights, and return n, from W2."""
     W1, W1_up, W2, b1, b1_up, b2 = weights
     _check_dims("W2", W2, 3, "(E, d, n)")
     E, d, n = W2.shape
     rows = w1_rows(numbers[At.ACTIVATION], numbers[At.GATE_LAYOUT], n)
-    if tuple(W1.shape) != (E, rows, d):  # either may be the wrong one
+    if tuple(W1.shape) != (E, rows, d):  # either may be wrong
         expected = "(E, n, d)" if rows == n else "(E, 2n, d)"
         raise ValueError(
-            f"tilemoe: W1 has shape {shape_text(W1.shape)} and W2 {shape_text(W2.shape)}, expected "
-            f"{expected} and (E, d, n) of the same E, n and d"
+            f"W1 has shape {shape_text(W1.shape)}, W2 has shape {shape_text(W2.shape)}, "
+            f"expected {expected} and (E, d, n) of the same E, n and d"
         )
     _check_shape(function, "weights.b1", b1, E, rows)
     _check_shape(function, "weights.b2", b2, E, d)
@@ -92,7 +95,7 @@ def _check_weights(function, X, weights, numbers):
 
 
 def _named_tensors(names, values):
-    """(name, tensor) of each tensor among an operator's arguments, those in lists too."""
+    """Return (name, tensor) of each tensor among an operator's arguments, also in lists."""
     arguments = dict(zip(names, values))
     for name, value in arguments.items():
         if name == "weights":
@@ -110,19 +113,24 @@ def _named_tensors(names, values):
 
 
 def check_devices(names, values):
-    """Requires one device for all tensors. A single tensor on meta dispatches its call to these
-    kernels, whose outputs are not computed, whatever the other tensors' devices are."""
+    """Require one device for all tensors.
+
+    A single tensor on meta dispatches its call to these kernels, whose outputs are not computed,
+    whatever the devices of the other tensors are.
+    """
     first = None
     for name, tensor in _named_tensors(names, values):
         if first is None:
             first, device = name, tensor.device
         elif tensor.device != device:
-            raise ValueError(f"tilemoe: {name} is on {tensor.device} and {first} on {device}")
+            raise ValueError(
+                f"expected all tensors on one device: {name} is on {tensor.device}, {first} is "
+                f"on {device}"
+            )
 
 
 def _register(name):
-    """Registers the decorated function as the operator's fake kernel, after a check of all its
-    tensors."""
+    """Register a function as the operator's fake kernel, after a check of all its tensors."""
     schema = getattr(operators, name).default._schema
     names = [argument.name for argument in schema.arguments]
 
@@ -144,7 +152,7 @@ def _int32(like, *shape):
 
 def _check_K(K, E):
     if not 1 <= K <= E:
-        raise ValueError(f"tilemoe: K is {K}, expected 1 to E = {E}")
+        raise ValueError(f"K must be in [1, {E}] for E = {E}, got {K}")
 
 
 @_register("top_k")
@@ -305,8 +313,7 @@ def _(X, router_weight, router_bias, selection_bias, weights, addend, numbers, r
 
 
 def _gradient_like(weight):
-    """A gradient with the layout of its weight, contiguous in the same one of the last two
-    dimensions."""
+    """Return an empty gradient that is contiguous in the same dimension as its weight."""
     if weight.dim() == 3 and weight.stride(2) != 1 and weight.stride(1) == 1:
         E, rows, columns = weight.shape
         return weight.new_empty((E, columns, rows)).transpose(1, 2)
@@ -314,7 +321,7 @@ def _gradient_like(weight):
 
 
 def empty_gradients(X, H, weights, numbers, wanted):
-    """The eight gradients, uninitialised; None for each without a bit in `wanted`."""
+    """Return the eight empty gradients; None for each without a bit in `wanted`."""
     dX = X.new_empty(X.shape) if wanted & WANTED_X else None
     pairs = (X.shape[0], numbers[At.K]) if numbers[At.KIND] == TOP_K else (H.shape[0],)
     ds = X.new_empty(pairs, dtype=torch.float32) if wanted & WANTED_S else None
@@ -386,7 +393,7 @@ def _check_quantized(quantized, formats):
 
 
 def _packed_bytes(ranks, weights, numbers, dtype):
-    """tilemoe_packed_lora_bytes"""
+    """Return the bytes of packed adapters, as tilemoe_packed_lora_bytes does."""
     _check_dims("W2", weights[WEIGHTS.index("W2")], 3, "(E, d, n)")
     E, d, n = weights[WEIGHTS.index("W2")].shape
     (gate, up, of_W2), width = ranks, h_width(numbers[At.ACTIVATION], n)

@@ -1,4 +1,4 @@
-"""Functions that take options as keywords: the Options of a call, and what help() shows."""
+"""Read the options of functions from keywords, and show them in help()."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ MAX_KEPT = 4096  # Options that a reader keeps
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile traces; _library.py puts torch's function here."""
+    """Return whether torch.compile is tracing; _library.py puts torch's function here."""
     return False
 
 
 class Reader:
-    """Makes the Options of one function from the keywords of its calls, `kind`'s.
+    """Make the Options of one function from the keywords of its calls.
 
-    It keeps an Options for each set of values. A program has few, so a call takes one look-up.
-    Values of different types are different, so that True is not taken for 1."""
+    A reader keeps one Options per set of values. A program has few sets, so a call costs one
+    look-up. Values of different types are different, so that True is not read as 1.
+    """
 
     def __init__(self, function: str, kind: type, *own: str) -> None:
-        """own: options that the function has as arguments of its own."""
+        """Read the keywords of `kind`.
+
+        Args:
+            function: Name of the function.
+            kind: TypedDict of its options.
+            own: Options that are ordinary arguments of the function.
+        """
         self.function, self.own = function, own
         wanted = {*get_type_hints(kind), *own}
         self.names = tuple(name for name in FIELDS if name in wanted)
@@ -44,10 +51,10 @@ class Reader:
             return self._kept[key]
         except KeyError:
             pass
-        except TypeError:  # a value that has no hash
+        except TypeError:  # a value without a hash
             return self._make(given)
         made = self._make(given)
-        if not OLDER.keys() & given.keys():  # whose warning is for every call
+        if not OLDER.keys() & given.keys():  # the warning belongs to every call
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
             self._kept[key] = made
@@ -60,20 +67,25 @@ class Reader:
         return Options(**given)
 
     def _renamed(self, given: dict[str, Any], name: str) -> dict[str, Any]:
-        """`given` with the newer name of an option that is given by its older one."""
+        """Return `given` with the newer name of an option that is given by its older one."""
         newer = OLDER.get(name)
         if newer not in self.names:
             near = [] if is_compiling() else difflib.get_close_matches(name, self.names, 1)
             hint = f", did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}{hint}")
         if newer in given:
-            raise TypeError(f"tilemoe: {newer} and {name}, its older name, are both given")
-        _renamed.warn(f"{name}=", f"{newer}=", 5)  # at the call of the function
+            raise TypeError(
+                f"{newer} and {name} are both given, expected only {newer}; {name} is its "
+                "older name"
+            )
+        _renamed.warn(f"{name}=", f"{newer}=", 5)  # points to the call of the function
         return {newer if key == name else key: value for key, value in given.items()}
 
     def shows(self, function: _Function) -> _Function:
-        """Completes the signature and the docstring of a function, or of a class, that takes
-        **options: both get the options with their defaults."""
+        """Complete the signature and the docstring of a function or class with `**options`.
+
+        Both get the options with their defaults.
+        """
         call: Any = function.__init__ if isinstance(function, type) else function  # type: ignore
         signature = inspect.signature(call)
         shown = tuple(name for name in self.names if name not in self.own)
@@ -89,14 +101,15 @@ class Reader:
             function.__doc__ = with_options(function.__doc__, shown)
         return function
 
-
     def part_of(self, options: Options) -> dict[str, Any]:
-        """The function's own among the options, as keywords."""
+        """Return the function's own options as keywords."""
         return {name: getattr(options, name) for name in self.names}
 
     def attributes(self, kind: _Function) -> _Function:
-        """Gives a class that has `options` an attribute for each option. Setting one makes new
-        Options, which checks the value."""
+        """Give a class that has `options` one attribute per option.
+
+        Setting an attribute makes new Options, which checks the value.
+        """
         for name in self.names:
             setattr(kind, name, _attribute(name))
         return kind
@@ -113,9 +126,9 @@ def _attribute(name: str) -> property:
 
 
 def with_options(doc: str, names: tuple[str, ...]) -> str:
-    """A docstring with the options at the end of its Args."""
+    """Return a docstring with the options at the end of its Args."""
     doc = inspect.cleandoc(doc)
-    before, heading, after = re.split(r"(\n\n(?:Shape|Returns):\n)", doc, maxsplit=1)
+    before, heading, after = re.split(r"(\n\n(?:Returns|Raises):\n)", doc, maxsplit=1)
     lines = [
         textwrap.fill(
             f"{name}: {FIELDS[name].metadata['doc']}", 96, initial_indent=" " * 4,

@@ -1,8 +1,9 @@
-"""The gradient of the layer: one autograd function for `experts` and `moe`, which the package's
-functions call, and which is the autograd kernel of both operators.
+"""Define the gradient of the layer, one autograd function for `experts` and `moe`.
 
-forward calls the operator, or experts_part for one chunk of tokens after another. backward lists
-the stages of the gradients that a walk of the graph needs, and runs one after another."""
+The package's functions call it, and it is the autograd kernel of both operators. forward calls the
+operator, or experts_part for one chunk of tokens after another. backward lists the stages of the
+gradients that are needed, and runs one after another.
+"""
 
 from typing import Any, NamedTuple
 
@@ -23,43 +24,47 @@ from ._shapes import (
 from ._travel import Comm
 from .options import GROUPED, SCORES_GIVEN, At
 
-_INPUTS, _FIRST = 11, 2  # of Experts, and the first of them that has a gradient
+_INPUTS, _FIRST = 11, 2  # inputs of Experts, and the first one with a gradient
 _ALL = (1 << len(GRADIENTS)) - 1
-# The positions of the bits of each set of gradients.
+# Positions of the bits of each set of gradients.
 _BITS = [[bit for bit in range(len(GRADIENTS)) if bits & 1 << bit] for bits in range(_ALL + 1)]
-_OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # from dH and X alone
-_REFUSALS = (ValueError, NotImplementedError, torch.OutOfMemoryError)  # nothing was written
+_OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # computed from dH and X alone
+_REFUSALS = (
+    ValueError,
+    NotImplementedError,
+    torch.OutOfMemoryError,
+)  # errors before anything is written
 
 
 class Call(NamedTuple):
-    """The arguments and options of `experts` or `moe` but the third argument and nine tensors."""
+    """Arguments and options of `experts` or `moe` except the third argument and nine tensors."""
 
     op: Any
     rest: tuple  # the arguments after the addend: capacity, if it has one, numbers and reals
     overwrite_H: bool | None
-    more: bool = False  # return all but H, not O alone
+    more: bool = False  # return all outputs but H, instead of O
     given: tuple[Tensor | None, ...] | None = None  # WeightGradients: memory of the caller
     accumulate: bool = False
     comm: Comm | None = None
-    keep_H: bool | None = None  # if the operator itself was called, which also returns H
+    keep_H: bool | None = None  # set if the operator itself was called, which also returns H
 
 
 class Stage(NamedTuple):
-    """One call of an operator in backward."""
+    """Call of an operator in backward."""
 
-    gradients: int  # bits of those that exist after it
-    from_dH: bool = False  # it reads dH, which H contains, and not dO
-    chunk: int | None = None  # of the tokens; None: all
+    gradients: int  # bits of the gradients that exist after it
+    from_dH: bool = False  # reads dH, which H contains, instead of dO
+    chunk: int | None = None  # chunk of the tokens; None: all
 
 
-_ROUTER = Stage(WANTED_S, from_dH=True)  # the logits' gradient, from that of the scores
+_ROUTER = Stage(WANTED_S, from_dH=True)  # gradient of the logits from that of the scores
 
 
 # ---------------------------------------------------------------- forward and backward
 
 
 class Experts(torch.autograd.Function):
-    """A Call with its third argument, and X, the router's tensor, the six weights, the addend."""
+    """Autograd function of a Call, its third argument, X, the router, six weights, the addend."""
 
     @staticmethod
     def forward(ctx, call, third, X, router, *others):
@@ -79,7 +84,7 @@ class Experts(torch.autograd.Function):
         scoring, kind = numbers[At.SCORING], numbers[At.KIND]
         logits = router if scoring != SCORES_GIVEN and reads_logits(scoring, kind) else None
         ctx.save_for_backward(source, H, routing, *weights, logits)
-        ctx.set_materialize_grads(False)  # none of H's, which is as large as H
+        ctx.set_materialize_grads(False)  # H would have a zero gradient as large as H
         ctx.call, ctx.keep_H, ctx.progress = call, keep_H, Progress()
         ctx.router_dtype = torch.float32 if router is None else router.dtype
         ctx.capture = capture_of(H) if overwrite_H is None else None
@@ -104,7 +109,7 @@ class Experts(torch.autograd.Function):
 
 
 def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, comm):
-    """`experts` without addend, of an X that arrives, and an O that leaves, one chunk at a time."""
+    """Compute `experts` without addend while X arrives and O leaves, chunk by chunk."""
     O = torch.empty_like(X)
     shape = (capacity, h_width(numbers[At.ACTIVATION], weights[WEIGHTS.index("W2")].shape[2]))
     H = X.new_empty(shape) if keep_H else None
@@ -119,17 +124,19 @@ def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, com
 
 
 class _Walk:
-    """A walk of the graph through one call: the stages to run, and the eight gradients made so far,
-    None for each that is given, not wanted, or not made yet."""
+    """One backward pass through one call: the stages to run and the eight gradients made so far.
+
+    A gradient is None if it is given, not wanted or not yet made.
+    """
 
     def __init__(self, ctx, dO, needs):
-        """needs: bits of the gradients to compute, the addend's the last."""
+        """Start with the bits of the gradients to compute; the addend's bit is the last."""
         self.call, self.progress, self.dO = ctx.call, ctx.progress, dO
         self.wanted, self.of_addend = needs & _ALL, needs > _ALL
-        self.over_H = self.has_dH = False  # dH is to be written over H; H contains dH
+        self.over_H = self.has_dH = False  # dH will be written over H; H contains dH
         self.made: list[Tensor | None] = [None] * len(GRADIENTS)
         self.stages: list[Stage] = []
-        self.parts: Any = None  # what the stages of all chunks write to
+        self.parts: Any = None  # output of the stages of all chunks
         if self.progress.consumed and self.progress.left is None:
             if self.call.overwrite_H is None:
                 ctx.saved_tensors  # if torch has freed them, its error explains retain_graph
@@ -142,7 +149,7 @@ class _Walk:
             self._begin(ctx)
 
     def _begin(self, ctx):
-        """Decides whether dH is written over H, and lists the stages."""
+        """Decide whether dH is written over H, and list the stages."""
         if not ctx.keep_H:
             raise RuntimeError(NOT_KEPT)
         given, progress, H = self.call.given, self.progress, self.saved.H
@@ -152,7 +159,9 @@ class _Walk:
             self.over_H = progress.consumed or (not self.traced and is_read_last(ctx, H))
         compiling = torch.compiler.is_compiling()
         if (self.over_H or given is not None) and torch.is_grad_enabled() and not compiling:
-            raise NotImplementedError(ops.NO_SECOND_GRADIENT)  # written memory has no history
+            raise NotImplementedError(
+                ops.NO_SECOND_GRADIENT
+            )  # memory that was written has no history
         if self.call.comm is not None:
             self.saved = self.saved._replace(X=self.call.comm.travel.begin(self.saved.X))
         if progress.left is not None:
@@ -163,9 +172,11 @@ class _Walk:
             progress.claim()
 
     def _all_stages(self):
-        """The gradients of W1 and b1 are a stage of their own, the last, while X may arrive, and in
-        a trace: their memory is allocated when dX's workspace is free. Else the operator does this
-        itself."""
+        """Return all stages.
+
+        The gradients of W1 and b1 are a separate last stage while X may arrive, and in a trace:
+        their memory is allocated when dX's workspace is free. Otherwise the operator does this.
+        """
         call, first, last = self.call, self.wanted & ~_OF_W1, self.wanted & _OF_W1
         apart = self.traced or (call.comm is not None and call.comm.travel.overlap)
         if not (self.over_H and apart and first and last & ~self.of_given):
@@ -177,7 +188,7 @@ class _Walk:
         return [*(Stage(0, chunk=c) for c in chunks), Stage(first, chunk=last_chunk), from_dH]
 
     def _continue(self):
-        """Takes over from an earlier walk, which wrote dH over H."""
+        """Continue an earlier pass, which wrote dH over H."""
         if self.call.comm is not None:
             self.call.comm.travel.gradient_arrived()
             self.call.comm.travel.arrived()
@@ -186,7 +197,7 @@ class _Walk:
         self.saved = self.saved._replace(H=left.dH)
 
     def run(self, stage):
-        """Runs the first of the stages."""
+        """Run the first of the stages."""
         call, comm, complete = self.call, self.call.comm, True
         new = stage.gradients & ~self.of_given
         given = None if call.given is None else _given_memory.of(call.given, stage.gradients)
@@ -219,14 +230,14 @@ class _Walk:
             raise torch.OutOfMemoryError(NO_MEMORY)
 
     def _left_of(self, stage, new):
-        """The stages of what experts_backward_over_H had no memory for when dH was written."""
+        """Return the stages that experts_backward_over_H had no memory for after writing dH."""
         if new & WANTED_S and not self.scores_given:
             yield _ROUTER
         if new & _OF_W1:
             yield Stage(stage.gradients & _OF_W1, from_dH=True)
 
     def _part(self, stage):
-        """Returns the gradients of all chunks if the stage's is the last, else none yet."""
+        """Return the gradients of all chunks after the last chunk, else none."""
         if self.parts is None:
             X, H, _, weights, _, numbers, *_ = self.saved
             made = empty_gradients(X, H, weights, numbers, self.wanted & ~_OF_W1)
@@ -240,7 +251,7 @@ class _Walk:
         return [made[bit] for bit in _BITS[stage.gradients]]
 
     def gradients(self):
-        """All nine, in the types of their tensors."""
+        """Return all nine gradients, in the types of their tensors."""
         of_X, of_router, *of_weights = self.made
         if of_router is not None and self.scores_given:
             of_router = of_router.to(self.saved.router_dtype)
@@ -248,7 +259,7 @@ class _Walk:
         return of_X, of_router, *of_weights, of_addend
 
     def stop(self, error):
-        """Decides, after an error, what another walk may do."""
+        """Decide, after an error, what another pass may do."""
         if not self.over_H:
             return
         if self.has_dH:
@@ -257,8 +268,7 @@ class _Walk:
         elif chunk := self.stages[0].chunk:
             chunks = len(self.call.comm.chunks.cuts) - 1
             raise RuntimeError(
-                f"tilemoe: H was overwritten with dH for {chunk} of {chunks} chunks of tokens, "
-                f"then: {error}"
+                f"H was overwritten with dH for {chunk} of {chunks} chunks of tokens, then: {error}"
             ) from error
         elif isinstance(error, _REFUSALS):
             self.progress.consumed = False
@@ -269,27 +279,38 @@ def _addend_gradient(dO, saved):
         return dO
     E = saved.weights[0].shape[0]
     row = torch.arange(dO.shape[0], device=dO.device).unsqueeze(-1)
-    return dO.masked_fill(row >= offsets_of(saved.routing, E)[E], 0)  # as O has it
+    return dO.masked_fill(row >= offsets_of(saved.routing, E)[E], 0)  # as in O
 
 
 # ---------------------------------------------------------------- callers
 
-# Skips the Python of Function.apply, which only functorch needs: with functorch this is not called.
+# Skip the Python of Function.apply, which only functorch needs; with functorch this is not called.
 _apply = super(torch.autograd.Function, Experts).apply
 
 
 def differentiated(
     op, tensors, third, rest, overwrite_H, more, given=None, accumulate=False, comm=None
 ):
-    """`experts` or `moe` as the functions call it if nothing is traced. It computes the same as the
-    operator's own autograd kernel in half of the host's time: it passes the dispatcher once, not
-    twice with all arguments as Python objects.
+    """Call `experts` or `moe` as the functions do if nothing is traced.
 
-    tensors: X, the router's, the six weights, the addend; third, rest: the operator's other
-    arguments, numbers and reals the last, keep_H not among them. `given` is memory for weights'
-    gradients, kept as it is and not as saved tensors: other layers and micro-batches add to it
-    meanwhile. `comm`: a Comm, whose source is kept in the place of X.
-    -> O or, of `moe` with `more`, O, routing, expert_counts."""
+    The result is that of the operator's own autograd kernel in half of the host's time: the call
+    passes the dispatcher once, not twice with all arguments as Python objects.
+
+    Args:
+        op: The operator.
+        tensors: X, the router's tensor, the six weights, the addend.
+        third: Third argument of the operator.
+        rest: Other arguments of the operator without keep_H; numbers and reals are the last.
+        overwrite_H: As in `Options`.
+        more: Return all outputs but H.
+        given: Memory for weights' gradients, stored as it is and not as saved tensors, because
+            other layers and micro-batches add to it meanwhile.
+        accumulate: As in `Options`.
+        comm: A Comm, whose source is saved in the place of X.
+
+    Returns:
+        O; for `moe` with `more` O, routing, expert_counts.
+    """
     if forward_ad._current_level >= 0:
         ops.refuse_tangents((*tensors, third))
     call = Call(op, rest, overwrite_H, more, given, accumulate, comm)
@@ -298,7 +319,7 @@ def differentiated(
 
 
 def _register(name):
-    """Makes Experts the operator's autograd kernel."""
+    """Make Experts the operator's autograd kernel."""
     op = getattr(operators, name).default
 
     def kernel(X, router, third, weights, addend, *rest):

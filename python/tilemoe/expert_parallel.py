@@ -1,13 +1,15 @@
-"""The layer with its experts spread over ranks: each rank has its own tokens and E / ranks experts.
+"""Compute the layer with its experts sharded over ranks.
 
-A token's row goes once to every rank, whatever the number of its experts there ("all_gather"), or
-only to the ranks that have an expert of the token ("pull"). A rank's experts gather from these rows
-as from the rank's own rows, combine adds a token's results on this rank, and the sum goes back to
-the token's rank, which adds the ranks' sums in float32. No rank sorts or copies rows by expert,
-shapes do not depend on the routing, and the host never waits.
+Each rank has its own tokens and E / ranks experts. The row of a token is sent once to every rank,
+whatever the number of its experts there ("all_gather"), or only to the ranks that have an expert of
+the token ("pull"). The experts of a rank gather from these rows as from the rank's own rows,
+combine adds the results of a token on this rank, and the sum is returned to the token's rank, which
+adds the sums of the ranks in float32. No rank sorts or copies rows by expert, shapes do not depend
+on the routing, and the host never waits.
 
-`tilemoe.MoE(expert_mesh=)` is the module. Start the processes and make the process group of
-torch.distributed first."""
+`tilemoe.MoE(expert_mesh=)` is the module. Start the processes and create the process group of
+torch.distributed first.
+"""
 
 from __future__ import annotations
 
@@ -59,37 +61,44 @@ def moe(
     return_aux: bool = False,
     **options: Unpack[OfRanks],
 ) -> Any:
-    """Compute `tilemoe.moe` with experts that are spread over ranks. Every rank of the group calls
-    this function.
+    """Compute `tilemoe.moe` with experts that are sharded over the ranks of a group.
+
+    Every rank of the group calls this function. The gradients of x, logits, scores and weights are
+    those of the sum of the ranks' objectives: if the loss is averaged over the ranks, scale the
+    weights' gradients by 1 / ranks.
 
     Args:
-        x: this rank's tokens; logits_or_scores, ids, addend: those of these tokens.
-        W1, W2, W1_up, b1, b1_up, b2: this rank's experts: of E, those from rank * E / ranks on.
-        group: the process group of torch.distributed.
-        ids: each token's experts, as in `moe`; they number all E experts, and a pair with an id
-            outside [0, E) is skipped.
-        selection_bias: as in `moe`.
-        seed, offset: as in `moe`, the same on every rank. Rounding is over the tokens of all ranks,
-            in the order of the ranks.
-        rank_tokens: None: every rank has as many tokens as this one, which is not checked; or the
-            tokens of each rank; or the maximum over the ranks, the same number on all of them.
-        lora: as in `moe`, the adapters of this rank's experts; like quantised weights only with
+        x: This rank's tokens, shape (..., d).
+        logits_or_scores: With `K` the logits of these tokens, shape (..., E); with `ids` the scores
+            of the chosen experts, shape (..., K).
+        W1: First weights of this rank's experts, as in `moe`. A rank has the E / ranks experts
+            from rank * E / ranks on.
+        W2: Second weights of this rank's experts.
+        group: Process group of torch.distributed.
+        ids: Experts of each token among all E experts, shape (..., K); a pair with an id outside
+            [0, E) is skipped.
+        W1_up: Up rows of this rank's experts.
+        b1: Biases of this rank's experts.
+        b1_up: Biases of the up rows of this rank's experts.
+        b2: Biases of the second GEMM of this rank's experts.
+        selection_bias: As in `moe`, shape (E).
+        seed: As in `moe`, the same on every rank. Rounding is over the tokens of all ranks, in the
+            order of the ranks.
+        offset: As in `moe`, the same on every rank.
+        rank_tokens: Tokens of each rank, or their maximum, which must be the same number on all
+            ranks. None: every rank has the same number of tokens, which is not checked.
+        addend: As in `moe`, for this rank's tokens, shape of x.
+        lora: Adapters of this rank's experts, as in `moe`. Adapters and quantised weights require
             chunks=1.
-        return_aux: also return the counts of the routing.
-
-    Shape:
-        x (..., d); logits (..., E), or ids and scores (..., K); weights as in `moe`, of E / ranks
-        experts.
+        return_aux: Also return the counts of the routing.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Returns:
-        O, of x's shape and dtype; with `return_aux` O and an `Aux`, of this rank's tokens but for
+        O, shape and dtype of x; with `return_aux` O and an `Aux` of this rank's tokens, except
         `overflow`, which counts the pairs of all ranks.
 
-    Gradients of x, logits and scores are those of the sum of the ranks' objectives, and so are the
-    weights': if the loss is averaged over the ranks, scale the weights' gradients by 1 / ranks.
-
     Raises:
-        ValueError: an argument does not fit; the other ranks then wait for this one.
+        ValueError: An argument is wrong. The other ranks then wait for this one.
     """
     chosen = _moe(options)  # type: ignore[arg-type]
     layer = _calls.Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, lora=lora)
@@ -122,18 +131,18 @@ def moe(
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
-    """Clip the norm of gradients, as torch.nn.utils.clip_grad_norm_ does, for parameters on several
-    meshes: experts on one, everything else on another.
+    """Clip the norm of gradients like `torch.nn.utils.clip_grad_norm_`, with several meshes.
 
-    Every rank calls it. A gradient that is no DTensor counts as the same on all ranks.
+    The experts' parameters may be on one mesh and all others on another. Every rank calls the
+    function. A gradient that is not a DTensor is assumed to be the same on all ranks.
 
     Args:
-        parameters: whose gradients are scaled in place.
-        max_norm: upper bound of the norm of all gradients together.
+        parameters: Parameters whose gradients are scaled in place.
+        max_norm: Upper bound of the norm of all gradients together.
         norm_type: 2, or another number, or inf.
 
     Returns:
-        The norm of all gradients before, the same on every rank.
+        The norm of all gradients before clipping, a scalar, the same on every rank.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     by_mesh: dict[Any, list[Tensor]] = {}

@@ -1,5 +1,7 @@
-"""`Experts`, `SharedExperts` and `SharedExpertGate`, the parts of `MoE`: parameters with Hugging
-Face's names, computed by functional.py."""
+"""Define `Experts`, `SharedExperts` and `SharedExpertGate`, the parts of `MoE`.
+
+Their parameters have Hugging Face's names; functional.py computes them.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,18 @@ _of_shared = Reader("SharedExperts", OfExperts)
 
 @of_experts.attributes
 class Experts(nn.Module):
-    """Hugging Face's `experts`: `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj`
-    (E, n, d) if the activation is not gated; `down_proj` (E, d, n); with biases `gate_up_proj_bias`
-    (E, 2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d).
+    """Routed experts, with the parameters of Hugging Face's `experts`.
 
-    With `lora_rank` also the factors of adapters, float32: `lora_A1` (E, r, d), `lora_B1` (E, 2n,
-    r) or (E, n, r), `lora_A2` (E, r, n) and `lora_B2` (E, d, r).
+    The weights are `gate_up_proj` (E, 2n, d), n gate rows then n up rows, or `up_proj` (E, n, d) if
+    the activation has no gate, and `down_proj` (E, d, n). The biases are `gate_up_proj_bias` (E,
+    2n) or `up_proj_bias` (E, n), and `down_proj_bias` (E, d).
 
-    With `expert_mesh` they are DTensors of these shapes, sharded over E. `tilemoe.quantize_`
-    replaces the weights by a `QuantizedWeight` each."""
+    With `lora_rank` the module also has the factors of adapters in float32: `lora_A1` (E, r, d),
+    `lora_B1` (E, 2n, r) or (E, n, r), `lora_A2` (E, r, n) and `lora_B2` (E, d, r).
+
+    With `expert_mesh` all of them are DTensors of these shapes, sharded over E. `tilemoe.quantize_`
+    replaces each weight by a `QuantizedWeight`.
+    """
 
     def __init__(
         self,
@@ -89,14 +94,16 @@ class Experts(nn.Module):
         for name in (self._up, "down_proj"):
             weight, bias = getattr(self, name), getattr(self, name + "_bias")
             if isinstance(weight, QuantizedWeight):
-                raise ValueError(f"tilemoe: {name} is quantised, and cannot be reset")
+                raise ValueError(
+                    f"reset_parameters does not support quantised weights, got a quantised {name}"
+                )
             bound = weight.shape[-1] ** -0.5
             uniform(weight, -bound, bound)
             if bias is not None:
                 nn.init.zeros_(bias)
         if self.lora_scale is None:
             return
-        for name in "12":  # as PEFT, whose kaiming_uniform_(a=sqrt(5)) has this bound
+        for name in "12":  # the bound of kaiming_uniform_(a=sqrt(5)), as in PEFT
             A, B = getattr(self, f"lora_A{name}"), getattr(self, f"lora_B{name}")
             if A is not None:
                 uniform(A, -(A.shape[-1] ** -0.5), A.shape[-1] ** -0.5)
@@ -119,10 +126,13 @@ class Experts(nn.Module):
         team: Team | None = None,
         arrival: Arrival | None = None,
     ) -> Any:
-        """x (T, d), logits (T, E), or with ids scores (T, K) -> O (T, d), with return_aux also its
-        Aux. options: of the layer, this module's among them; rounds: under their rounding. With a
-        team, of this rank's tokens, whose rows may be on their way -> O (t, d), its Aux, and the
-        choice of all ranks."""
+        """Compute O (T, d) from x (T, d) and logits (T, E), or scores (T, K) with ids.
+
+        With return_aux the Aux is also returned. `options` are those of the layer, including this
+        module's; `rounds` is False to ignore their token rounding. With a team, the tokens are this
+        rank's, whose rows may still be in transfer, and the result is O (t, d), its Aux and the
+        choice of all ranks.
+        """
         options = options or self.options
         if team is not None:
             from .distributed.layer import computed
@@ -139,7 +149,7 @@ class Experts(nn.Module):
         )  # fmt: skip
 
     def of_decode(self, x: Tensor, gate: functional.Gate, options: Options, **how: Any) -> Any:
-        """x (T, d), a gate, and other arguments of functional.moe_tokens -> its result."""
+        """Call functional.moe_tokens with x (T, d), a gate and its other arguments."""
         weights = self._layer(self._own, options).weights
         return functional.moe_tokens(x, gate, weights, options, **how)
 
@@ -148,14 +158,22 @@ class Experts(nn.Module):
         return isinstance(self.down_proj, QuantizedWeight)
 
     def quantize_(self, format: Format) -> None:
-        """See tilemoe.quantize_."""
+        """Quantise the weights in place; see `tilemoe.quantize_`.
+
+        Args:
+            format: Format of the quantised weights.
+
+        Raises:
+            NotImplementedError: The experts are on an expert_mesh.
+            ValueError: The experts are already quantised.
+        """
         if self._mesh is not None:
             raise NotImplementedError(
-                "tilemoe: quantize_ does not support experts with an expert_mesh: pass "
+                "quantize_ does not support experts with an expert_mesh; pass "
                 "QuantizedExperts to tilemoe.expert_parallel.moe"
             )
         if self.is_quantized:
-            raise ValueError("tilemoe: the experts are quantised already")
+            raise ValueError("expected experts that are not quantised, got quantised weights")
         for name in (self._up, "down_proj"):
             weight = quantize_experts(plain("experts." + name, getattr(self, name)), format)
             attach(self, name, weight)
@@ -193,9 +211,11 @@ class Experts(nn.Module):
 
 
 class Projection(nn.Module):
-    """A module with a `weight` (rows, columns). Calling it returns the weight, which the caller
-    uses, so a wrapper that replaces the weight during the call (PEFT's `target_parameters`)
-    applies. It is not a torch.nn.Linear, because wrappers of that expect its output."""
+    """Weight of shape (rows, columns) whose call returns the weight.
+
+    A wrapper that replaces the weight during the call (PEFT's `target_parameters`) therefore
+    applies. The class is not a torch.nn.Linear, because wrappers of Linear expect its output.
+    """
 
     def __init__(
         self,
@@ -214,7 +234,11 @@ class Projection(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (not read, but wrappers require an input) -> weight (rows, columns)."""
+        """Return the weight, shape (rows, columns).
+
+        Args:
+            x: Not read, but wrappers require an input.
+        """
         return self.weight
 
     def extra_repr(self) -> str:
@@ -223,10 +247,12 @@ class Projection(nn.Module):
 
 @_of_shared.attributes
 class SharedExperts(nn.Module):
-    """DeepSeek's `shared_experts`: one MLP for every token, with `gate_proj.weight` and
-    `up_proj.weight` (n, d), only the latter if the activation is not gated, and `down_proj.weight`
-    (d, n). It is computed as one expert with all tokens, so backward keeps only H of it, in
-    addition to x, which the layer keeps anyway."""
+    """Shared experts, computed as one MLP for every token, with DeepSeek's parameter names.
+
+    The weights are `gate_proj.weight` and `up_proj.weight` (n, d), without the first if the
+    activation has no gate, and `down_proj.weight` (d, n). The MLP is computed as one expert with
+    all tokens, so backward saves only its H, in addition to x, which the layer saves anyway.
+    """
 
     def __init__(
         self,
@@ -258,10 +284,10 @@ class SharedExperts(nn.Module):
         column_blocks: int = 1,
         overwrite_H: bool | None = None,
     ) -> Tensor:
-        """x (T, d), row_scores (T), factors of the rows -> (T, d)."""
+        """Compute (T, d) from x (T, d) and row_scores (T), factors of the rows."""
         local = spread.parameter if spread else plain
 
-        def weight(name):  # (1, rows, columns): of one expert
+        def weight(name):  # (1, rows, columns), as one expert
             return local(f"shared_experts.{name}.weight", getattr(self, name)(x)).unsqueeze(0)
 
         is_gated = self.gate_proj is not None
@@ -285,12 +311,15 @@ class SharedExperts(nn.Module):
 
 
 class SharedExpertGate(Projection):
-    """Qwen's `shared_expert_gate`: `weight` (1, d). The sigmoid of its linear output scales the
-    shared experts' result. The linear output has x's dtype, or autocast's, as in transformers; the
-    sigmoid is float32, whereas transformers rounds it to that dtype."""
+    """Gate of the shared experts, Qwen's `shared_expert_gate`, with `weight` (1, d).
+
+    The sigmoid of the linear output scales the shared experts' result. The linear output has the
+    dtype of x, or of autocast, as in transformers; the sigmoid is float32, and transformers rounds
+    it to that dtype.
+    """
 
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
-        """x (T, d) -> scores (T) float32."""
+        """Compute scores (T) in float32 from x (T, d)."""
         local = spread.parameter if spread else plain
         weight = local("shared_expert_gate.weight", self.weight)
         _library.require_together(x, "x", **{"shared_expert_gate.weight": weight})

@@ -1,9 +1,12 @@
-"""The layer as functions of tensors. Letters: T tokens of width d, E experts of width n, K experts
-per token; W1 (E, 2n, d), or (E, n, d) if it is split or the activation has no gate; W2 (E, d, n).
+"""Compute the layer with functions of tensors.
 
-Either of a weight's last two dimensions may be contiguous: pass a checkpoint's transposed tensor as
-its `transpose(1, 2)`; nothing is copied. Under autocast x, the weights and the biases are cast, as
-in a linear layer; logits and scores are not cast, since routing computes in float32."""
+Symbols: T tokens of width d, E experts of width n, K experts per token; W1 (E, 2n, d), or (E, n, d)
+if it is split or the activation has no gate; W2 (E, d, n).
+
+Either of the last two dimensions of a weight may be contiguous: pass a transposed tensor of a
+checkpoint as its `transpose(1, 2)`; nothing is copied. Under autocast x, the weights and the biases
+are cast, as in a linear layer; logits and scores are not cast, because routing computes in float32.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ _grouped_experts = Reader("grouped_experts", OfRows)
 
 
 class _Tensors(TypedDict, total=False):
-    """The keywords that every function has, in addition to its options."""
+    """Keywords of every function, in addition to its options."""
 
     W1_up: Weight | None
     b1: Tensor | None
@@ -53,11 +56,11 @@ class _Tensors(TypedDict, total=False):
 
 
 class _OfPairs(OfRows, _Tensors, total=False):
-    """The keywords of `moe_general` without return_aux."""
+    """Keywords of `moe_general` without return_aux."""
 
 
 class _Routed(OfMoe, _Tensors, total=False):
-    """The keywords of `moe` without return_aux."""
+    """Keywords of `moe` without return_aux."""
 
     ids: Tensor | None
     selection_bias: Tensor | None
@@ -95,48 +98,53 @@ def moe(
     return_aux: bool = False,
     **options: Unpack[OfMoe],
 ) -> Tensor | tuple[Tensor, Aux]:
-    """Compute the routed layer: O_t = addend_t + sum over the token's K experts of s * expert(x_t).
+    """Compute the routed layer.
 
-    With `K`, each token's experts are chosen from the router's logits. With `ids`, the experts are
-    given, and the second argument is their scores.
+    The output is O_t = addend_t + sum over the K experts of token t of s * expert(x_t).
+
+    With `K`, the experts of each token are chosen from the router's logits. With `ids`, the experts
+    are given, and the second argument is their scores.
 
     Args:
-        x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
-        logits_or_scores: with `K` the router's logits, with `ids` the scores of the chosen experts.
-            The gradient goes to this tensor. float32, bfloat16 or float16.
-        W1: the experts' first weights, gate and up rows. See `gate_layout`.
-        W2: the experts' second weights. W1 and W2 may each be a `QuantizedExperts`, which is
-            dequantised in forward and again in backward, and has no gradient.
-        ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
-        W1_up, b1_up: the up rows and their biases, if `gate_layout` is "split".
-        b1, b2: biases of the first and the second GEMM.
-        selection_bias: added to the sigmoid scores to choose experts, not to the scores themselves.
-        seed, offset: for "stochastic": ints, or int64 tensors of one element on x's device.
-        addend: added to the output in float32 before rounding, a residual for instance.
-        weight_grad_out: memory into which backward writes the weights' gradients, or adds them
-            if `accumulate`; the weights' `.grad` is not changed. A walk of the graph writes it if
-            the engine runs the edge to that weight: autograd.grad(out, x) does not. Under
-            torch.compile and compiled autograd every walk writes.
-        lora: low-rank adapters of the weights. They are packed once in a call, for forward and
-            backward. Weights that require no gradient have none computed. Neither adapters nor
-            quantised weights go together with weight_grad_out.
-        return_aux: also return the counts of the routing, and each token's ids and scores.
-
-    Shape:
-        x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) if it
-        is split or the activation has no gate; W2 (E, d, n); biases b1 (E, 2n) or (E, n), one for
-        each row of W1, b2 (E, d); selection_bias (E) float32; addend and the output as x. d and n
-        are multiples of 8. Either of a weight's last two dimensions may be contiguous.
+        x: Tokens, shape (..., d), d a multiple of 8; float32, bfloat16 or float16 on the CPU,
+            bfloat16 or float16 on a GPU.
+        logits_or_scores: With `K` the router's logits, shape (..., E); with `ids` the scores of the
+            chosen experts, shape (..., K). float32, bfloat16 or float16. Receives a gradient.
+        W1: First weights of the experts, gate and up rows (see `gate_layout`), shape (E, 2n, d), or
+            (E, n, d) if it is split or the activation has no gate; n a multiple of 8. A
+            `QuantizedExperts` is dequantised in forward and again in backward, and has no gradient.
+        W2: Second weights of the experts, shape (E, d, n), or a `QuantizedExperts`.
+        ids: Experts of each token, int32 or int64, shape (..., K); an id outside [0, E) is skipped.
+        W1_up: Up rows, shape (E, n, d), with gate_layout="split".
+        b1: Biases of the first GEMM, one per row of W1, shape (E, 2n) or (E, n).
+        b1_up: Biases of the up rows, shape (E, n), with gate_layout="split".
+        b2: Biases of the second GEMM, shape (E, d).
+        selection_bias: Added to the sigmoid scores to choose experts, but not to the scores;
+            float32, shape (E).
+        seed: Seed of rounding="stochastic", an int or an int64 tensor of one element on x's device.
+        offset: Offset of rounding="stochastic", like seed.
+        addend: Added to the output in float32 before the output is rounded, for example a residual;
+            shape of x.
+        weight_grad_out: Memory into which backward writes the weights' gradients, or adds them with
+            `accumulate`; the weights' `.grad` does not change. A backward pass writes the memory
+            only if the engine executes the edge to that weight, which `autograd.grad(out, x)` does
+            not. Under torch.compile and compiled autograd every backward pass writes it. Not
+            supported with lora or with quantised weights.
+        lora: Low-rank adapters of the weights, packed once per call for forward and backward. The
+            gradient of a weight that requires none is not computed.
+        return_aux: Also return the counts of the routing, and the ids and scores of each token.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Returns:
-        O, of x's shape and dtype; with `return_aux` O and an `Aux`.
+        O, shape and dtype of x; with `return_aux` O and an `Aux`.
 
     Raises:
-        ValueError: a shape, a dtype, a device or an option does not fit; it names the argument.
-        TypeError: an argument is no tensor.
-        NotImplementedError: no kernel supports the dtype, float32 on a GPU for instance, or the
-            layout of a tensor: nested, sparse, quantized, packed.
-        torch.OutOfMemoryError: too little memory for the output, H or the workspace.
+        ValueError: A shape, a dtype, a device or an option is wrong; the message names the
+            argument.
+        TypeError: An argument is not a tensor.
+        NotImplementedError: No kernel supports the dtype (for example float32 on a GPU) or the
+            layout of a tensor (nested, sparse, quantised or packed).
+        torch.OutOfMemoryError: The output, H or the workspace cannot be allocated.
 
     Example:
         >>> x, logits = torch.randn(6, 16), torch.randn(6, 4)
@@ -148,9 +156,12 @@ def moe(
     if ids is not None:
         if chosen.rounding is not None or selection_bias is not None:
             raise ValueError(
-                "tilemoe: rounding and selection_bias choose from logits, but ids are given"
+                "rounding and selection_bias require logits without ids, got ids; remove "
+                "them, or pass logits and K"
             )
-        _checks.plain_choice(chosen, "{name} is {value}, but ids are given, with their scores")
+        _checks.plain_choice(
+            chosen, "{name} must have its default if ids and their scores are given, got {value}"
+        )
     layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out, lora)
     return routed(
         x, logits_or_scores, layer, ids=ids, selection_bias=selection_bias, seed=seed,
@@ -189,24 +200,31 @@ def moe_general(
     return_aux: bool = False,
     **options: Unpack[OfRows],
 ) -> Tensor | tuple[Tensor, Aux]:
-    """Compute the routed layer of (token, expert, score), with any number of experts per token.
+    """Compute the routed layer from (token, expert, score), with any number of experts per token.
 
     Args:
-        x: the tokens.
-        tokens, experts: the token and the expert of each pair, int32 or int64, sorted by token. A
-            pair is skipped if its expert is outside [0, E), or if its token is outside [0, T) or
-            smaller than one before it.
-        scores: the factor of each pair's result; the gradient goes to them.
-        W1, W2, W1_up, b1, b1_up, b2, addend, weight_grad_out, lora, return_aux: as in `moe`.
-
-    Shape:
-        x (T, d); tokens, experts and scores (pairs); weights, addend and the output as in `moe`.
+        x: Tokens, shape (T, d).
+        tokens: Token of each pair, int32 or int64, shape (pairs), sorted.
+        experts: Expert of each pair, int32 or int64, shape (pairs). A pair is skipped if its expert
+            is outside [0, E), or if its token is outside [0, T) or smaller than a token before it.
+        scores: Factor of the result of each pair, shape (pairs). Receives a gradient.
+        W1: As in `moe`.
+        W2: As in `moe`.
+        W1_up: As in `moe`.
+        b1: As in `moe`.
+        b1_up: As in `moe`.
+        b2: As in `moe`.
+        addend: As in `moe`, shape (T, d).
+        weight_grad_out: As in `moe`.
+        lora: As in `moe`.
+        return_aux: As in `moe`.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Returns:
-        O (T, d), of x's dtype; with `return_aux` O and an `Aux`.
+        O, shape (T, d), dtype of x; with `return_aux` O and an `Aux`.
 
     Raises:
-        As `moe`.
+        ValueError: A shape, a dtype, a device or an option is wrong; other errors as in `moe`.
 
     Example:
         >>> x, W1, W2 = torch.randn(3, 16), torch.randn(4, 2 * 8, 16), torch.randn(4, 16, 8)
@@ -249,26 +267,32 @@ def grouped_experts(
     lora: LoRA | None = None,
     **options: Unpack[OfRows],
 ) -> Tensor:
-    """Compute the experts alone, over rows that are already sorted by expert.
+    """Compute the experts alone, on rows that are already sorted by expert.
 
     Args:
-        rows: the first counts[0] of them go through expert 0, the next counts[1] through expert 1,
-            and so on. Those past the sum of the counts are not read: they are zero in the output
-            and in the gradient.
-        counts: rows of each expert, int32 or int64, at least 0, with a sum of at most R. On the CPU
-            other counts are a ValueError. On a GPU the host does not read them: a negative count
-            counts as 0, and experts get no rows past R.
-        row_scores: the factor of each row's result; the gradient goes to them. None: 1.
-        W1, W2, W1_up, b1, b1_up, b2, addend, weight_grad_out, lora: as in `moe`.
-
-    Shape:
-        rows (R, d); counts (E); row_scores (R); weights, addend and the output as in `moe`.
+        rows: Rows, shape (R, d): expert 0 computes the first counts[0] rows, expert 1 the next
+            counts[1] rows, and so on. Rows past the sum of the counts are not read; they are zero
+            in the output and in the gradient.
+        counts: Number of rows of each expert, int32 or int64, shape (E), at least 0, with a sum of
+            at most R. On the CPU other counts raise a ValueError. On a GPU the host does not read
+            them: a negative count is read as 0, and experts have no rows past R.
+        W1: As in `moe`.
+        W2: As in `moe`.
+        row_scores: Factor of the result of each row, shape (R). Receives a gradient. None: 1.
+        W1_up: As in `moe`.
+        b1: As in `moe`.
+        b1_up: As in `moe`.
+        b2: As in `moe`.
+        addend: As in `moe`, shape (R, d).
+        weight_grad_out: As in `moe`.
+        lora: As in `moe`.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Returns:
-        Rows (R, d), of the given rows' dtype.
+        Rows, shape (R, d), dtype of the given rows.
 
     Raises:
-        As `moe`.
+        ValueError: A shape, a dtype, a device or an option is wrong; other errors as in `moe`.
 
     Example:
         >>> rows, counts = torch.randn(5, 16), torch.tensor([2, 0, 3, 0])
@@ -281,7 +305,7 @@ def grouped_experts(
     _library.require_device(rows, "rows")
     _library.require_together(rows, "rows", counts=counts, row_scores=row_scores)
     if rows.dim() != 2:
-        raise ValueError(f"tilemoe: rows has shape {shape_text(rows.shape)}, expected (R, d)")
+        raise ValueError(f"rows has shape {shape_text(rows.shape)}, expected (R, d)")
     if row_scores is not None:
         row_scores = row_scores.float()
     R, detached = rows.shape[0], row_scores.detach() if row_scores is not None else None
@@ -296,14 +320,14 @@ _MAX_T, _MAX_E, _MAX_K, _MAX_D = 64, 512, 32, 65536  # TILEMOE_ROUTE_TOKENS_MOST
 
 
 class Gate(NamedTuple):
-    """A router whose GEMM `moe_tokens` computes, for a small T."""
+    """Router whose GEMM `moe_tokens` computes, for small T."""
 
     weight: Tensor  # (E, d)
     bias: Tensor | None  # (E)
     logits_dtype: torch.dtype
 
     def takes(self, T: int, K: int) -> bool:
-        """Whether `moe_tokens` supports T tokens and these sizes."""
+        """Return whether `moe_tokens` supports T tokens and these sizes."""
         E, d = self.weight.shape
         return T <= _MAX_T and K <= _MAX_K and E <= _MAX_E and d <= _MAX_D
 
@@ -319,9 +343,14 @@ def moe_tokens(
     wants_logits: bool,
     return_aux: bool,
 ) -> tuple[Tensor, Aux | None, Tensor]:
-    """`moe` for a small T in inference, from x (T, d) and the router's weight: O (T, d), its Aux
-    if `return_aux`, and the logits (T, E), empty unless `wants_logits` or `return_aux`. Four
-    kernels on a GPU, without those of the Aux."""
+    """Compute `moe` for small T in inference, from x (T, d) and the router's weight.
+
+    Without the Aux, a call launches four kernels on a GPU.
+
+    Returns:
+        O (T, d), its Aux if `return_aux`, and the logits (T, E), empty unless `wants_logits` or
+        `return_aux`.
+    """
     assert options.K is not None
     _checks.groups(options, gate.weight.shape[0], options.K)
     _library.require_dtype(x)

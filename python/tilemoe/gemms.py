@@ -1,6 +1,9 @@
-"""The two GEMMs of the layer as functions, for activations of the caller: any PyTorch code between
-`gathered_mm` and `combine_mm`. Letters: T tokens of width d, E experts, K experts per token, M rows,
-one for each pair of a token and an expert, sorted by expert; capacity: the rows that memory has."""
+"""Compute the two GEMMs of the layer as functions, with any PyTorch code as the activation.
+
+The activation is the code between `gathered_mm` and `combine_mm`. Symbols: T tokens of width d, E
+experts, K experts per token, M rows, one per pair of a token and an expert, sorted by expert;
+capacity: the number of rows in memory.
+"""
 
 from __future__ import annotations
 
@@ -25,39 +28,51 @@ _route = Reader("route", OfTopK, "K")
 
 
 class Routing(NamedTuple):
-    """The rows of a batch: which token and which expert each of them has, and its score.
+    """Rows of a batch with their tokens, experts and scores.
 
-    Made by `route`, `route_ids`, `route_pairs` and `route_rows`; one object serves all calls of a
-    layer. Its arrays are on the device, and nothing waits for the host."""
+    `route`, `route_ids`, `route_pairs` and `route_rows` return a Routing; all calls of a layer
+    share one object. The arrays are on the device, and the host does not wait for them.
 
-    memory: Tensor  # int32, laid out by the library
-    scores: Tensor | None  # as given: autograd passes their gradient back; None: every score is 1
+    Attributes:
+        memory: int32, in the library's layout.
+        scores: Scores as given; autograd returns their gradient. None: every score is 1.
+        kind: Number of the kind of routing.
+        T: Number of tokens, or of rows for `route_rows`.
+        E: Number of experts.
+        K: Experts per token; 0 if their number varies.
+        capacity: Number of rows in memory.
+    """
+
+    memory: Tensor
+    scores: Tensor | None
     kind: int
-    T: int  # tokens; of route_rows, the rows
+    T: int
     E: int
     K: int
     capacity: int
 
     @property
     def offsets(self) -> Tensor:
-        """(E + 1) int32: expert e has the rows [offsets[e], offsets[e + 1]); the last one is M."""
+        """int32 (E + 1): expert e has the rows [offsets[e], offsets[e + 1]); M is the last."""
         return offsets_of(self.memory, self.E)
 
     @property
     def row_experts(self) -> Tensor:
-        """(capacity) int64: the expert of each row, and E for the rows from M on."""
+        """int64 (capacity): expert of each row, and E for the rows from M on."""
         row = torch.arange(self.capacity, device=self.memory.device, dtype=torch.int32)
         return torch.searchsorted(self.offsets[1:].contiguous(), row, right=True)
 
     @property
     def skipped(self) -> Tensor:
-        """() int32: pairs without a row: an id outside [0, E), or no place in the capacity."""
+        """int32 (): pairs without a row (id outside [0, E), or capacity exceeded)."""
         counters = counters_of(self.memory)
         return counters[0] + counters[1]
 
     def of_rows(self) -> Routing:
-        """The routing of the rows themselves, without scores: `gathered_mm` with it takes rows
-        (capacity, width), and returns rows."""
+        """Return the routing of the rows themselves, without scores.
+
+        With this routing `gathered_mm` reads rows (capacity, width) and returns rows.
+        """
         counts = self.offsets.diff()
         memory = ops.call_undifferentiated(_ops.route_grouped.default, counts, None, self.capacity)
         return Routing(memory, None, GROUPED, self.capacity, self.E, 0, self.capacity)
@@ -67,21 +82,21 @@ class Routing(NamedTuple):
 def route(
     logits: Tensor, K: int, *, selection_bias: Tensor | None = None, **options: Unpack[OfTopK]
 ) -> Routing:
-    """Choose each token's K experts by a rule of `top_k`, and sort the rows by expert.
+    """Choose the K experts of each token by a rule of `top_k`, and sort the rows by expert.
 
     Args:
-        logits: the router's, float32, bfloat16 or float16; the scores' gradient goes to them.
-        K: experts per token.
-        selection_bias: for the sigmoid scorings: added to choose experts, not to the scores.
-
-    Shape:
-        logits (..., E); selection_bias (E) float32.
+        logits: Logits of the router, float32, bfloat16 or float16, shape (..., E). Receives the
+            gradient of the scores.
+        K: Experts per token.
+        selection_bias: Added to the sigmoid scores to choose experts, but not to the scores;
+            float32, shape (E).
+        **options: Options of the choice by name, as in `top_k`.
 
     Returns:
         A Routing with T * K rows.
 
     Raises:
-        ValueError: an argument does not fit; it names the argument.
+        ValueError: An argument is wrong; the message names the argument.
 
     Example:
         >>> tilemoe.route(torch.randn(6, 4), K=2).capacity
@@ -98,20 +113,18 @@ def route_ids(ids: Tensor, scores: Tensor, E: int, *, capacity: int | None = Non
     """Sort the rows of given experts.
 
     Args:
-        ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
-        scores: their scores; the gradient goes to them. float32, bfloat16 or float16.
-        E: experts.
-        capacity: rows to have memory for. Pairs past it are skipped: the highest experts' last
-            tokens. None: a row for every pair.
-
-    Shape:
-        ids and scores (..., K).
+        ids: Experts of each token, int32 or int64, shape (..., K); an id outside [0, E) is skipped.
+        scores: Scores of the experts, float32, bfloat16 or float16, shape (..., K). Receives a
+            gradient.
+        E: Number of experts.
+        capacity: Number of rows in memory. Pairs past the capacity, the last tokens of the highest
+            experts, are skipped. None: one row per pair.
 
     Returns:
         A Routing with `capacity` rows, or T * K.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: An argument is wrong; the message names the argument.
     """
     _library.require_device(ids, "ids")
     _library.require_together(ids, "ids", scores=scores)
@@ -124,22 +137,23 @@ def route_ids(ids: Tensor, scores: Tensor, E: int, *, capacity: int | None = Non
 
 
 def route_pairs(tokens: Tensor, experts: Tensor, scores: Tensor, T: int, E: int) -> Routing:
-    """Sort the rows of (token, expert, score), any number for each token, as `moe_general` does.
+    """Sort the rows of (token, expert, score), with any number of experts per token.
+
+    The pairs are those of `moe_general`.
 
     Args:
-        tokens, experts: the token and the expert of each pair, int32 or int64, sorted by token. A
-            pair outside [0, T) or [0, E) is skipped. `rounded_router` returns such pairs.
-        scores: their scores; the gradient goes to them.
-        T, E: tokens and experts.
-
-    Shape:
-        tokens, experts and scores (pairs).
+        tokens: Token of each pair, int32 or int64, shape (pairs), sorted.
+        experts: Expert of each pair, int32 or int64, shape (pairs). A pair outside [0, T) or [0, E)
+            is skipped; `rounded_router` returns such pairs.
+        scores: Score of each pair, shape (pairs). Receives a gradient.
+        T: Number of tokens.
+        E: Number of experts.
 
     Returns:
-        A Routing with as many rows as pairs.
+        A Routing with one row per pair.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: An argument is wrong; the message names the argument.
     """
     _library.require_device(tokens, "tokens")
     _library.require_together(tokens, "tokens", experts=experts, scores=scores)
@@ -149,23 +163,21 @@ def route_pairs(tokens: Tensor, experts: Tensor, scores: Tensor, T: int, E: int)
 
 
 def route_rows(counts: Tensor, rows: int, row_scores: Tensor | None = None) -> Routing:
-    """Describe rows that are sorted by expert already, as `grouped_experts` takes them: then
-    `gathered_mm` gathers nothing, and `combine_mm` scales rows and adds none.
+    """Describe rows that are already sorted by expert, as in `grouped_experts`.
+
+    `gathered_mm` then gathers nothing, and `combine_mm` scales rows without adding them.
 
     Args:
-        counts: rows of each expert, int32 or int64, at least 0, with a sum of at most `rows`. From
-            offsets: `offsets.diff()`.
-        rows: the number of rows, used or not.
-        row_scores: the factor of each row's result; the gradient goes to them. None: 1.
-
-    Shape:
-        counts (E), row_scores (rows).
+        counts: Number of rows of each expert, int32 or int64, shape (E), at least 0, with a sum of
+            at most `rows`. From offsets: `offsets.diff()`.
+        rows: Number of rows, used or not.
+        row_scores: Factor of the result of each row, shape (rows). Receives a gradient. None: 1.
 
     Returns:
         A Routing with `rows` rows.
 
     Raises:
-        ValueError: an argument does not fit; on the CPU, also if the counts do not.
+        ValueError: An argument is wrong; on the CPU also if a count is wrong.
     """
     _library.require_device(counts, "counts")
     _library.require_together(counts, "counts", row_scores=row_scores)
@@ -177,27 +189,26 @@ def route_rows(counts: Tensor, rows: int, row_scores: Tensor | None = None) -> R
 
 
 def gathered_mm(x: Tensor, W: Tensor, routing: Routing, *, bias: Tensor | None = None) -> Tensor:
-    """Compute h_r = W_e x_t + bias_e for each row r, of a token t and an expert e.
+    """Compute h_r = W_e x_t + bias_e for each row r of a token t and an expert e.
 
-    The rows of x are gathered while the GEMM loads them, and nothing else is made of them.
+    The GEMM gathers the rows of x while it loads them; no gathered copy is written.
 
     Args:
-        x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
-        W: the experts' weights, in x's dtype.
-        routing: from `route`, `route_ids`, `route_pairs` or `route_rows`.
-        bias: added in float32, before rounding.
-
-    Shape:
-        x (..., d), with T tokens, or of `route_rows` (rows, d); W (E, n, d), either of the last two
-        dimensions contiguous; bias (E, n). d and n are multiples of 8.
+        x: Tokens, shape (..., d), or rows (rows, d) for `route_rows`; float32, bfloat16 or float16
+            on the CPU, bfloat16 or float16 on a GPU. d is a multiple of 8.
+        W: Weights of the experts in x's dtype, shape (E, n, d), n a multiple of 8; either of the
+            last two dimensions is contiguous.
+        routing: Routing from `route`, `route_ids`, `route_pairs` or `route_rows`.
+        bias: Added in float32 before the result is rounded, shape (E, n).
 
     Returns:
-        h (capacity, n), of x's dtype, sorted by expert. The rows from M on are zero.
+        h, shape (capacity, n), dtype of x, sorted by expert. The rows from M on are zero.
 
     Raises:
-        ValueError: a shape, a dtype, a device or the routing does not fit; it names the argument.
-        TypeError: an argument is no tensor.
-        NotImplementedError: no kernel supports the dtype or the layout; W is quantised.
+        ValueError: A shape, a dtype, a device or the routing is wrong; the message names the
+            argument.
+        TypeError: An argument is not a tensor.
+        NotImplementedError: No kernel supports the dtype or the layout, or W is quantised.
 
     Example:
         >>> routing = tilemoe.route(torch.randn(6, 4), K=2)
@@ -210,7 +221,7 @@ def gathered_mm(x: Tensor, W: Tensor, routing: Routing, *, bias: Tensor | None =
     rows = rows_of(x, "x", "(..., d)")
     if rows.shape[0] != routing.T:
         raise ValueError(
-            f"tilemoe: x has shape {shape_text(x.shape)}, expected {routing.T} rows for this routing"
+            f"x has shape {shape_text(x.shape)}, expected {routing.T} rows for this routing"
         )
     args = (rows, routing.memory, W, bias, routing.capacity, routing.kind, routing.K)
     return _call(_ops.gathered_mm.default, *args)
@@ -224,32 +235,30 @@ def combine_mm(
     bias: Tensor | None = None,
     addend: Tensor | None = None,
 ) -> Tensor:
-    """Compute out_t = addend_t + sum over the token's rows r of s_r (W_e a_r + bias_e).
+    """Compute out_t = addend_t + sum over the rows r of token t of s_r (W_e a_r + bias_e).
 
     Args:
-        a: a row for each row of the routing: h of `gathered_mm` after an activation. The rows from
-            M on are not read, and their gradient is zero.
-        W: the experts' weights, in a's dtype.
-        routing: that of `gathered_mm`.
-        bias: of the second GEMM.
-        addend: added to the output in float32 before rounding, a residual for instance.
-
-    Shape:
-        a (capacity, n); W (E, d, n), either of the last two dimensions contiguous; bias (E, d);
-        addend (..., d) with T tokens, or (rows, d) of `route_rows`. d and n are multiples of 8.
+        a: One row per row of the routing, for example h of `gathered_mm` after an activation; shape
+            (capacity, n), n a multiple of 8. The rows from M on are not read, and their gradient is
+            zero.
+        W: Weights of the experts in a's dtype, shape (E, d, n), d a multiple of 8; either of the
+            last two dimensions is contiguous.
+        routing: Routing of the call of `gathered_mm`.
+        bias: Biases of the second GEMM, shape (E, d).
+        addend: Added to the output in float32 before the output is rounded, for example a residual;
+            shape (..., d) with T tokens, or (rows, d) for `route_rows`.
 
     Returns:
-        out (T, d), or of addend's shape if it is given, in a's dtype. Of `route_rows` (rows, d):
-        each row times its score, and zero from M on.
+        out, shape (T, d), or the shape of addend if it is given, in a's dtype. For `route_rows` the
+        shape is (rows, d): each row times its score, and zero from M on.
 
     Raises:
-        As `gathered_mm`.
+        ValueError: An argument is wrong; other errors as in `gathered_mm`.
     """
     a, W, bias, addend = _checked("combine_mm", "a", a, W, routing, bias, addend)
     if a.dim() != 2 or a.shape[0] != routing.capacity:
         raise ValueError(
-            f"tilemoe: a has shape {shape_text(a.shape)}, expected ({routing.capacity}, n) for this "
-            "routing"
+            f"a has shape {shape_text(a.shape)}, expected ({routing.capacity}, n) for this routing"
         )
     shape = None if addend is None else addend.shape
     if addend is not None:
@@ -269,15 +278,14 @@ def _call(op, *args):
 
 
 def _checked(function, name, rows, W, routing, bias, addend=None):
-    """The tensors, cast if under autocast."""
+    """Return the checked tensors, cast under autocast."""
     if isinstance(W, QuantizedExperts):
         raise NotImplementedError(
-            f"tilemoe: W is a QuantizedExperts, and {function} takes no quantised weights: expected "
-            "a torch.Tensor, W.dequantize() for instance"
+            f"{function} requires dense weights, got W as a QuantizedExperts; pass W.dequantize()"
         )
     if not isinstance(routing, Routing):
         kind = _library.class_of(routing)
-        raise TypeError(f"tilemoe: routing is a {kind}, expected a tilemoe.Routing")
+        raise TypeError(f"routing must be a tilemoe.Routing, got a {kind}")
     _library.require_device(rows, name)
     _library.require_weight(W, "W")
     _library.require_together(rows, name, W=W, bias=bias, addend=addend, routing=routing.memory)
@@ -287,7 +295,7 @@ def _checked(function, name, rows, W, routing, bias, addend=None):
     _library.require_dtype(rows)
     if W.dim() != 3 or W.shape[0] != routing.E:
         raise ValueError(
-            f"tilemoe: W has shape {shape_text(W.shape)}, expected three dimensions, the first "
+            f"W has shape {shape_text(W.shape)}, expected three dimensions, the first "
             f"{routing.E}, for this routing"
         )
     return rows, W, bias, addend
@@ -303,8 +311,10 @@ def _cast(tensor, dtype):
 
 
 def weighted_sum(rows: Tensor, routing: Routing) -> Tensor:
-    """rows (capacity, d), one of each pair -> (T, d): the sum of each token's rows times their
-    scores, in float32, in the order of the token's K, rounded once. Of a top-K routing."""
+    """Sum the rows (capacity, d) of each token times their scores -> (T, d), for a top-K routing.
+
+    The sum is in float32, in the order of the token's K, and is rounded once.
+    """
     T, K, capacity, scores = routing.T, routing.K, routing.capacity, routing.scores
     assert scores is not None
     sizes = (TOP_K, T, routing.E, capacity, T * K)

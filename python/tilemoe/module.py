@@ -1,8 +1,8 @@
-"""`MoE`: router, routing, experts and shared experts as one torch.nn.Module, with Hugging Face's
-names and shapes. Its parts are in router.py and experts.py.
+"""Define `MoE`: router, routing, experts and shared experts as one torch.nn.Module.
 
-The letters are those of docs/mathematics.md: T tokens of width d, E experts of width n, K experts
-per token.
+Parameter names and shapes are those of Hugging Face. The parts are in router.py and experts.py.
+Symbols are those of docs/mathematics.md: T tokens of width d, E experts of width n, K experts per
+token.
 """
 
 from __future__ import annotations
@@ -40,90 +40,112 @@ if TYPE_CHECKING:
 _options = Reader("MoE", OfModule, "K")
 
 _DROPPED_LOSSES = (
-    "tilemoe: aux.loss has no gradient: torch.utils.checkpoint with use_reentrant=True "
-    "differentiates only the tensors that its function returns, not those of the MoEAux. Pass "
-    "use_reentrant=False, or return aux.loss itself from the checkpointed function"
+    "aux.loss has no gradient: torch.utils.checkpoint with use_reentrant=True "
+    "differentiates only the tensors that its function returns, not those in MoEAux; pass "
+    "use_reentrant=False, or return aux.loss from the checkpointed function"
 )
 
 
 class MoEAux(NamedTuple):
-    """The second result of MoE.forward: tensors on the module's device, for which the host does not
-    wait. A pytree, as every NamedTuple is."""
+    """Auxiliary outputs of `MoE.forward`, on the module's device.
 
-    loss: Tensor  # () float32: balance_coefficient * balance + z_coefficient * z; add it
-    balance: Tensor  # () float32, 1 when balanced; 0 if both coefficients are 0
-    z: Tensor  # () float32; 0 if both coefficients are 0
-    expert_counts: Tensor  # (E) int32: tokens that chose an expert, before rounding
-    dropped: Tensor  # () int32: chosen pairs that rounding leaves out
-    added: Tensor  # () int32: pairs that rounding adds
-    without: Tensor  # () int32: tokens without an expert, because of rounding or of the given ids
-    overflow: Tensor  # () int32: pairs of all ranks past a capacity_factor's capacity, else 0
-    ids: Tensor  # (..., K) int32: the tokens' chosen or given experts, before rounding; -1: masked
-    scores: Tensor  # (..., K) float32: their scores, without gradient; 0 for an absent id
+    The host does not wait for them. A `MoEAux` is a pytree, like every NamedTuple.
+
+    Attributes:
+        loss: float32, shape (): `balance_coefficient * balance + z_coefficient * z`. Add it to the
+            task's loss.
+        balance: float32, shape (): load balance loss, 1 if balanced; 0 if both coefficients are 0.
+        z: float32, shape (): router z loss; 0 if both coefficients are 0.
+        expert_counts: int32, shape (E): tokens per expert, before token rounding.
+        dropped: int32, shape (): chosen pairs that token rounding removes.
+        added: int32, shape (): pairs that token rounding adds.
+        without: int32, shape (): tokens without an expert, because of token rounding or given ids.
+        overflow: int32, shape (): pairs of all ranks past the capacity of `capacity_factor`, else
+            0.
+        ids: int32, shape (..., K): chosen or given experts of each token, before token rounding; -1
+            for a masked token.
+        scores: float32, shape (..., K): scores of `ids`, without gradient; 0 for an absent id.
+    """
+
+    loss: Tensor
+    balance: Tensor
+    z: Tensor
+    expert_counts: Tensor
+    dropped: Tensor
+    added: Tensor
+    without: Tensor
+    overflow: Tensor
+    ids: Tensor
+    scores: Tensor
 
 
 @_options.shows
 @_options.attributes
 class MoE(nn.Module):
-    """The Mixture-of-Experts layer: out_t = sum over the token's K experts of s * expert(x_t).
+    """Mixture-of-Experts layer: out_t = sum over the K experts of token t of s * expert(x_t).
 
-    Sizes are given by their letters or by their names, in any mixture.
+    The input x has shape (..., d), and so has the output. Each size has two names: a symbol and the
+    name that Hugging Face uses; pass one of them.
 
     Args:
-        d, hidden_size: width of a token, a multiple of 8.
-        n, intermediate_size: width inside one expert, a multiple of 8.
-        E, num_experts: experts.
-        K, top_k: experts per token.
-        bias: the experts have biases.
-        selection_bias: experts are chosen by sigmoid + bias, the bias not in the score
-            (DeepSeek-V3); sigmoid scorings only. See `update_selection_bias`.
-        shared_intermediate_size: width inside the shared experts, an MLP with the experts'
-            activation and without biases. Every token goes through it, and its result is added to
-            the routed one. A multiple of 8; for several shared experts the sum of their widths.
+        d: Width of a token, a multiple of 8.
+        n: Width inside one expert, a multiple of 8.
+        E: Number of experts.
+        K: Experts per token.
+        hidden_size: Same as d.
+        intermediate_size: Same as n.
+        num_experts: Same as E.
+        top_k: Same as K.
+        bias: Add biases to the experts.
+        selection_bias: Choose experts by sigmoid + bias; the bias is not part of the score
+            (DeepSeek-V3). Requires a sigmoid scoring. See `update_selection_bias`.
+        shared_intermediate_size: Width inside the shared experts, an MLP with the experts'
+            activation and without biases. All tokens pass through the MLP, and its result is added
+            to the routed one. A multiple of 8; for several shared experts the sum of their widths.
             None or 0: no shared experts.
-        shared_expert_gate: scale the shared experts' result by the sigmoid of a linear layer of the
+        shared_expert_gate: Scale the shared experts' result by the sigmoid of a linear layer of the
             token (Qwen).
-        balance_coefficient, z_coefficient: coefficients of the Switch Transformer's load balance
-            loss and ST-MoE's z loss in `aux.loss`. The losses are computed if one of them is not 0.
-        fused_decode: in evaluation without gradients, up to 64 tokens take one operator that
-            computes the router's GEMM too; its logits may differ from the linear layer's in the
-            last bit. False: the linear layer always, so a token's bits do not depend on whether
-            gradients are enabled.
-        router_bias: the router's linear layer has a bias (gpt-oss).
-        router: "linear": the logits are those of torch's linear layer. "fixed": those of
-            `router_logits`, with one order of the sum for every number of tokens, in training and
+        balance_coefficient: Coefficient of the Switch Transformer's load balance loss in
+            `aux.loss`. Both losses are computed if one of the two coefficients is not 0.
+        z_coefficient: Coefficient of ST-MoE's router z loss in `aux.loss`.
+        fused_decode: In evaluation without gradients, compute up to 64 tokens with one operator
+            that includes the router's GEMM; its logits may differ from the linear layer's in the
+            last bit. False: always use the linear layer, so that the bits of a token do not depend
+            on whether gradients are enabled.
+        router_bias: Add a bias to the router's linear layer (gpt-oss).
+        router: "linear": compute logits with torch's linear layer. "fixed": compute them with
+            `router_logits`, in one order of the sum for every number of tokens, in training and in
             evaluation; `fused_decode` then has no effect.
-        router_dtype: dtype of the router's parameters and logits, float32 for instance; None: the
-            module's dtype.
-        lora_rank: rank of low-rank adapters of the experts' weights, or a pair: of W1 and of W2, of
-            which one may be 0. The factors `experts.lora_A1` (E, r, d), `lora_B1` (E, 2n, r), or
-            (E, n, r) without a gate, `lora_A2` (E, r, n) and `lora_B2` (E, d, r) are float32; A is
-            initialised as PEFT does, B with zeros. All other parameters of the layer require no
-            gradient. With expert_mesh the factors are spread as their experts; chunks must be 1.
-        lora_alpha: the adapters are scaled by lora_alpha / r. None: by 1.
-        expert_mesh: a DeviceMesh of one dimension, `mesh["ep"]` for instance. The experts are
-            spread over its ranks, and each rank calls the layer with its own tokens. See
+        router_dtype: Dtype of the router's parameters and logits, for example torch.float32. None:
+            the module's dtype.
+        lora_rank: Rank of low-rank adapters of the experts' weights, or a pair of ranks for W1 and
+            W2, one of which may be 0. The factors `experts.lora_A1` (E, r, d), `experts.lora_B1`
+            (E, 2n, r), or (E, n, r) for an activation without a gate, `experts.lora_A2` (E, r, n)
+            and `experts.lora_B2` (E, d, r) are float32; A is initialised as in PEFT, B with zeros.
+            No other parameter of the layer requires a gradient. With expert_mesh the factors are
+            sharded with their experts, and chunks must be 1.
+        lora_alpha: Scale the adapters by lora_alpha / r. None: scale by 1.
+        expert_mesh: DeviceMesh of one dimension, for example `mesh["ep"]`. The experts are sharded
+            over its ranks, and each rank calls the layer with its own tokens. See
             `tilemoe.expert_parallel`.
-        rank_tokens: None: all ranks of expert_mesh have as many tokens in a call as this one; or
-            the tokens of each rank; or the maximum over the ranks, the same number on all of them.
-            An attribute of that name can be set before each call.
-        expert_gradients: "mean": the experts' gradients are those of the mean of the objectives of
-            expert_mesh's ranks, as in data parallel training; "sum": those of the sum, if the
-            caller divides.
-        return_aux: False: forward returns only out, as the layers of torch.nn do and as
-            torch.nn.Sequential expects; True: out and a `MoEAux`. The loss coefficients require
-            True.
-        device, dtype: of the parameters, as in torch.nn. On a GPU dtype is required if the default
-            dtype is float32: torch.bfloat16 or torch.float16, or torch.float32 for parameters that
-            FSDP's mixed precision or torch.autocast casts.
-
-    Shape:
-        x (..., d) -> out (..., d).
+        rank_tokens: Tokens of each rank of expert_mesh in a call, or their maximum, which must be
+            the same number on all ranks. None: all ranks have the same number of tokens. The
+            attribute of that name can be set before each call.
+        expert_gradients: "mean": the experts' gradients are those of the mean of the ranks'
+            objectives, as in data parallel training. "sum": those of the sum, if the caller
+            divides.
+        return_aux: False: forward returns only the output, as torch.nn.Sequential expects. True:
+            forward returns the output and a `MoEAux`. The loss coefficients require True.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters. Required on a GPU if the default dtype is float32:
+            torch.bfloat16 or torch.float16, or torch.float32 for parameters that FSDP's mixed
+            precision or torch.autocast casts.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Raises:
-        ValueError: a size or an option does not fit, float32 parameters on a GPU have no explicit
-            dtype, or a loss coefficient has no return_aux=True.
-        TypeError: a size is missing, given twice, or no int.
+        ValueError: A size or an option is invalid, float32 parameters on a GPU have no explicit
+            dtype, or a loss coefficient is given without return_aux=True.
+        TypeError: A size is missing, is given twice or is not an int.
 
     Example:
         >>> layer = tilemoe.MoE(
@@ -177,17 +199,14 @@ class MoE(nn.Module):
         if selection_bias:
             _parameters.check_selection_bias(self.options.scoring)
         if shared_expert_gate and not shared_intermediate_size:
-            raise ValueError(
-                "tilemoe: shared_expert_gate is True, but shared_intermediate_size is "
-                f"{shared_intermediate_size}: the layer has no shared experts"
-            )
+            raise ValueError("shared_expert_gate=True requires shared_intermediate_size")
         _parameters.check_losses(return_aux, balance_coefficient, z_coefficient)
         self.d, self.n, self.E = d, n, E
         self.balance_coefficient, self.z_coefficient = balance_coefficient, z_coefficient
         self.return_aux = return_aux
-        self.router_dtype = router_dtype  # here too: a wrapper of the gate may hide its attributes
+        self.router_dtype = router_dtype  # a wrapper of the gate may hide its attributes
         self.fused_decode = fused_decode
-        self._ran_without_gradients = False  # since the last time with them
+        self._ran_without_gradients = False  # since the last forward with gradients
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
         self.gate = Router(
             d,
@@ -218,8 +237,10 @@ class MoE(nn.Module):
                 parameter.requires_grad_(name.startswith("experts.lora_"))
 
     def reset_parameters(self) -> None:
-        """Set the weights to values uniform in +-1/sqrt(fan-in), as torch.nn.Linear does, and the
-        biases to zero."""
+        """Reset all parameters.
+
+        Weights are uniform in +-1/sqrt(fan-in), as in torch.nn.Linear; biases are zero.
+        """
         for part in self.children():
             part.reset_parameters()  # type: ignore[operator]
 
@@ -235,41 +256,41 @@ class MoE(nn.Module):
         """Route the tokens of x and compute their experts.
 
         Args:
-            x: the tokens, in the parameters' dtype or in autocast's.
-            seed, offset: for stochastic rounding, int or int64 tensor of one element; in training
-                both are required. The same two values give the same rounding: increase `offset` by
-                one each step.
-            ids: each token's experts, int32 or int64, if they were chosen elsewhere, in a rollout
-                for instance; an id outside [0, E), such as -1, is skipped. Their scores are those
-                of `scoring` for the gate's logits at these ids, so gradients reach the gate; no
-                expert is chosen here, and aux counts the given ids.
-            token_mask: bool, False for tokens that are padding: no routed expert computes them, so
-                their routed output is 0, and they count neither in the losses nor in aux. With
-                expert_mesh all ranks pass a mask, or none does.
-
-        Shape:
-            x (..., d), ids (..., K), token_mask (...) -> out (..., d).
+            x: Tokens, shape (..., d), in the parameters' dtype or in autocast's.
+            seed: Seed of stochastic rounding, an int or an int64 tensor of one element. Required in
+                training with rounding="stochastic".
+            offset: Offset of stochastic rounding, like seed. The same two values give the same
+                rounding: increase offset by one in each step.
+            ids: Experts of each token, int32 or int64, shape (..., K), if they were chosen
+                elsewhere, for example in a rollout. An id outside [0, E), such as -1, is skipped.
+                The scores are those of `scoring` for the gate's logits at these ids, so gradients
+                reach the gate. The layer then chooses no experts, and the counts of `MoEAux` are
+                those of ids.
+            token_mask: bool, shape (...), False for padding: no routed expert computes such a
+                token, its routed output is 0, and neither the losses nor `MoEAux` count it. With
+                expert_mesh either all ranks pass a mask or none does.
 
         Returns:
-            out, or with the constructor's `return_aux=True` (out, `MoEAux`).
+            The output, shape (..., d); with return_aux=True in the constructor, the output and a
+            `MoEAux`.
 
         Raises:
-            ValueError: x, ids or token_mask do not fit, stochastic rounding lacks seed or offset,
-                or ids or token_mask are given while rounding is on: in training, with the
-                constructor's `rounding`.
+            ValueError: The shape or dtype of x, ids or token_mask is wrong, stochastic rounding
+                lacks seed or offset, or ids or token_mask is given while rounding is active (in
+                training with the option `rounding`).
         """
         _library.require_device(x, "x")
         if autocast_dtype(x.device) is None:
             _library.require_dtype(x)
         if x.dim() == 0 or x.shape[-1] != self.d:
-            raise ValueError(f"tilemoe: x has shape {tuple(x.shape)}, expected (..., {self.d})")
-        if self.training and not self.return_aux:  # an attribute may have been set since
+            raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., {self.d})")
+        if self.training and not self.return_aux:  # the attribute can be set after the constructor
             _parameters.check_losses(False, self.balance_coefficient, self.z_coefficient)
         rounding = self.options.rounding if self.training else None
         if rounding != "stochastic":
             seed = offset = None
         elif seed is None or offset is None:
-            raise ValueError("tilemoe: stochastic rounding needs seed and offset in training")
+            raise ValueError("seed and offset are required in training with rounding='stochastic'")
 
         if self.expert_mesh is not None and self.expert_mesh.size() > 1:
             return self._on_mesh(x, rounding, seed, offset, ids, token_mask)
@@ -278,7 +299,7 @@ class MoE(nn.Module):
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = local.reshape(-1, self.d)  # (T, d)
-        # In a reentrant checkpoint of this layer x requires a gradient though gradients are off.
+        # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
         mask = self._rows_of_mask(token_mask, x, spread, rounding)
         is_plain = spread is None and ids is None and mask is None and not x.requires_grad
         gate = self._gate_of_decode(tokens) if is_plain else None
@@ -321,14 +342,14 @@ class MoE(nn.Module):
         ids: Tensor | None,
         token_mask: Tensor | None,
     ) -> Tensor | tuple[Tensor, MoEAux]:
-        """forward of this rank's tokens, with experts on several ranks."""
+        """Run forward with this rank's tokens and with experts on several ranks."""
         from .distributed import layer
 
         assert self.expert_mesh is not None
         if is_dtensor(x):
             raise ValueError(
-                "tilemoe: x is a DTensor: with expert_mesh each rank passes its own tokens, as a "
-                "plain tensor"
+                "x must be a plain tensor with expert_mesh, got a DTensor; pass the "
+                "rank's own tokens, x.to_local()"
             )
         mask = self._rows_of_mask(token_mask, x, None, rounding)
         own = self._cast(x.reshape(-1, self.d))  # (t, d)
@@ -338,7 +359,7 @@ class MoE(nn.Module):
             group, own, self.options, self.rank_tokens, sizes, rounding is not None
         )
         arrival = None if rounding is not None else layer.start(own, team)
-        # While the rows travel:
+        # Overlap the transfer of the rows with the router:
         logits = self.gate(x.reshape(-1, self.d) if self.router_dtype else own)  # (t, E)
         router, how = self._routing(logits, ids, mask, rounding, x, None)
         out, aux, of_team = self.experts(
@@ -362,13 +383,13 @@ class MoE(nn.Module):
     def _losses_of_team(
         self, logits: Tensor, of_team: OfTeam, team: Team, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """This rank's logits (t, E), mask (t) -> loss, balance, z of the tokens of all ranks."""
+        """Compute loss, balance and z of all ranks from own logits (t, E) and mask (t)."""
         from .distributed.team import mean_of_ranks
 
         loss, balance, z = self._losses(logits, of_team.counts, mask)
         if not self._has_losses():
             return loss, balance, z
-        # A rank's mean is weighted by its tokens.
+        # Weight each rank's mean by its number of tokens.
         if mask is None:
             share = team.t * team.size / of_team.tokens.clamp(min=1).float()
         else:
@@ -379,33 +400,35 @@ class MoE(nn.Module):
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     def _cast(self, tokens: Tensor) -> Tensor:
-        """The tokens, cast to autocast's dtype once if there are shared experts, which would
-        otherwise keep a copy in addition to that of the routed experts."""
+        """Cast the tokens to autocast's dtype once if the layer has shared experts.
+
+        Without this cast, shared and routed experts would each save a copy.
+        """
         dtype = autocast_dtype(tokens.device)
         if self.shared_experts is None or dtype is None:
             return tokens
         return tokens.to(dtype)
 
     def _gate_of_decode(self, tokens: Tensor) -> Gate | None:
-        """The router for `moe_tokens`, if it supports tokens (T, d), in inference; else None."""
-        # In training an activation checkpoint runs this without gradients and again with them, and
-        # must get the same bits.
+        """Return the router for `moe_tokens` if inference supports tokens (T, d), else None."""
+        # In training, an activation checkpoint runs forward without gradients and again with
+        # them, and both runs must have the same bits.
         if self.training or torch.is_grad_enabled() or autocast_dtype(tokens.device) is not None:
             return None
         if not self.fused_decode:
             return None
         if torch.compiler.is_exporting():
-            return None  # the graph must hold for any number of tokens
+            return None  # the graph must be valid for any number of tokens
         if type(self.gate) is not Router or type(self.experts) is not Experts:
             return None  # replaced by another module
         if self.experts.lora_scale is not None:
-            return None  # moe_tokens takes no adapters
+            return None  # moe_tokens does not support adapters
         if self.experts.is_quantized:
-            return None  # and no quantised weights
+            return None  # or quantised weights
         return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
     def _decode(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:
-        """tokens (T, d) -> out (T, d), Aux with return_aux, logits (T, E) if losses need them."""
+        """Compute tokens (T, d) -> out (T, d), Aux if return_aux, logits (T, E) if needed."""
         return self.experts.of_decode(
             tokens,
             gate,
@@ -417,7 +440,7 @@ class MoE(nn.Module):
         )
 
     def _selection_bias(self) -> Tensor | None:
-        """The selection bias of the gate, or of the gate inside a wrapper."""
+        """Return the selection bias of the gate, or of the gate inside a wrapper."""
         if isinstance(self.gate, Router):
             return self.gate.e_score_correction_bias
         for module in self.gate.modules():  # the gate itself first
@@ -434,8 +457,10 @@ class MoE(nn.Module):
         x: Tensor,
         spread: Spread | None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """logits (T, E), the caller's ids, mask (T) -> what the experts get as their router: logits
-        (T, E), or scores (T, K) of experts that are chosen; and keywords of their call."""
+        """Return the router input of the experts and the keywords of their call.
+
+        The router input is logits (T, E), or scores (T, K) if ids or a mask are given.
+        """
         if ids is None and mask is None:
             return logits, dict(selection_bias=self._selection_bias(), rounds=rounding is not None)
         if ids is None:
@@ -444,8 +469,8 @@ class MoE(nn.Module):
             ids = self._rows_of_ids(ids, x, spread)
             if rounding is not None:
                 raise ValueError(
-                    f"tilemoe: ids are given, but rounding is {rounding!r}, which chooses other "
-                    "pairs in training: make the layer without rounding, or call eval()"
+                    f"ids must be None in training with rounding={rounding!r}, which "
+                    "chooses other pairs; use rounding=None or call eval()"
                 )
             scores = None
         if mask is not None:
@@ -455,14 +480,14 @@ class MoE(nn.Module):
     def _rows_of_mask(
         self, mask: Tensor | None, x: Tensor, spread: Spread | None, rounding: Rounding | None
     ) -> Tensor | None:
-        """token_mask (...) as this rank's (T)."""
+        """Return token_mask (...) as this rank's (T)."""
         if mask is None:
             return None
         check_token_mask(mask, x, "x")
         if rounding is not None:
             raise ValueError(
-                f"tilemoe: token_mask is given, but rounding is {rounding!r}, which rounds all "
-                "tokens in training: make the layer without rounding, or remove the padding from x"
+                f"token_mask must be None in training with rounding={rounding!r}, which "
+                "rounds all tokens; use rounding=None or remove the padding from x"
             )
         if spread is not None:
             mask = spread.local_like_x("token_mask", mask)
@@ -470,7 +495,7 @@ class MoE(nn.Module):
 
     @staticmethod
     def _counts(aux: Aux, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The fields of MoEAux from a routing's Aux."""
+        """Return the fields of MoEAux that count, from a routing's Aux."""
         without = aux.without
         if mask is not None:
             without = without - (~mask).sum(dtype=torch.int32)
@@ -478,26 +503,28 @@ class MoE(nn.Module):
 
     @staticmethod
     def _choice(aux: Aux, mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-        """aux's ids and scores (T, K), those of a mask's padding without a score, as (..., K)."""
+        """Return ids and scores (..., K) of an Aux; masked tokens have score 0."""
         scores = aux.scores
         if mask is not None:
             scores = scores.masked_fill(~mask.unsqueeze(-1), 0.0)
         return shaped_like(aux.ids, like), shaped_like(scores, like)
 
     def _rows_of_ids(self, ids: Tensor, x: Tensor, spread: Spread | None) -> Tensor:
-        """ids (..., K) as this rank's (T, K)."""
+        """Return ids (..., K) as this rank's (T, K)."""
         _library.require_together(x, "x", ids=ids)
         if ids.shape != (*x.shape[:-1], self.K):
             expected = (*x.shape[:-1], self.K)
-            raise ValueError(f"tilemoe: ids has shape {tuple(ids.shape)}, expected {expected}")
+            raise ValueError(f"ids has shape {tuple(ids.shape)}, expected {expected}")
         if ids.dtype not in (torch.int32, torch.int64):
-            raise ValueError(f"tilemoe: ids is {ids.dtype}, expected int32 or int64")
+            raise ValueError(
+                f"ids must be int32 or int64, got {ids.dtype} with shape {tuple(ids.shape)}"
+            )
         if spread is not None:
             ids = spread.local_like_x("ids", ids)
         return plain("ids", ids).reshape(-1, self.K)
 
     def _shared(self, tokens: Tensor, spread: Spread | None) -> Tensor | None:
-        """tokens (T, d) -> the shared experts' (T, d)."""
+        """Compute the shared experts of tokens (T, d) -> (T, d)."""
         if self.shared_experts is None:
             return None
         gate = self.shared_expert_gate
@@ -515,7 +542,7 @@ class MoE(nn.Module):
     def _losses(
         self, logits: Tensor, expert_counts: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """logits (T, E), expert_counts (E), mask (T) -> loss, balance, z."""
+        """Compute loss, balance and z from logits (T, E), expert_counts (E) and mask (T)."""
         if not self._has_losses():
             loss, balance, z = torch.zeros(3, device=logits.device).unbind()
             return loss, balance, z
@@ -525,9 +552,12 @@ class MoE(nn.Module):
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
     def _watch(self, *losses: Tensor) -> None:
-        """Makes backward fail if a reentrant activation checkpoint drops the losses. Such a
-        checkpoint differentiates the tensors of its function's flat outputs, and aux is a tuple
-        inside them. Its forward runs without gradients, and its backward runs forward with them."""
+        """Make backward fail if a reentrant activation checkpoint drops the losses.
+
+        Such a checkpoint differentiates the tensors of its function's flat outputs, but aux is a
+        tuple inside them. Its forward runs without gradients, and its backward runs forward with
+        gradients.
+        """
         if not torch.is_grad_enabled():
             self._ran_without_gradients = True
             return
@@ -548,21 +578,27 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def update_selection_bias(self, expert_counts: Tensor, rate: float = 1e-3) -> None:
-        """Balance the load without a loss, as DeepSeek-V3 does: bias += rate * sign(mean(c) - c),
-        so that an expert with less than the mean load is chosen more often (arXiv 2408.15664,
-        algorithm 1; arXiv 2412.19437, section 2.1.2, with rate 1e-3).
+        """Balance the load without a loss: bias += rate * sign(mean(c) - c).
 
-        expert_counts (E): `aux.expert_counts` of one step, summed over its micro-batches and, in
-        data parallel training, over the ranks (all_reduce), so that all ranks keep the same bias.
-        Call it once after each optimizer step.
+        An expert with less than the mean load is then chosen more often, as in DeepSeek-V3 (arXiv
+        2408.15664, algorithm 1; arXiv 2412.19437, section 2.1.2, with rate 1e-3). Call this method
+        once after each optimizer step.
+
+        Args:
+            expert_counts: `aux.expert_counts` of one step, shape (E), summed over its micro-batches
+                and, in data parallel training, over the ranks (all_reduce), so that all ranks keep
+                the same bias.
+            rate: Step of the bias.
+
+        Raises:
+            ValueError: The module has no selection bias, or expert_counts has a wrong shape.
         """
         bias = self._selection_bias()
         if bias is None:
-            raise ValueError("tilemoe: the module was made without selection_bias")
+            raise ValueError("update_selection_bias requires a module with selection_bias=True")
         if expert_counts.shape != bias.shape:
             raise ValueError(
-                f"tilemoe: expert_counts has shape {tuple(expert_counts.shape)}, expected "
-                f"({self.E},)"
+                f"expert_counts has shape {tuple(expert_counts.shape)}, expected ({self.E},)"
             )
         counts = expert_counts.to(bias)
         bias.add_(torch.sign(counts.mean() - counts), alpha=rate)

@@ -1,7 +1,9 @@
-"""Calls of the operators in `torch.ops.tilemoe`, whose names and arguments are in
-bindings/torch/schema.cpp, and the autograd kernels of all but `experts` and `moe`, which are in
-autograd.py, `experts_lora`, which is in _lora_autograd.py, and the GEMMs one by one, which are in
-_mm_autograd.py. Fake kernels are in _shapes.py."""
+"""Call the operators in `torch.ops.tilemoe`, and register their autograd kernels.
+
+Names and arguments of the operators are in bindings/torch/schema.cpp, fake kernels in _shapes.py.
+Some autograd kernels are in other files: those of `experts` and `moe` in autograd.py, that of
+`experts_lora` in _lora_autograd.py, and those of the single GEMMs in _mm_autograd.py.
+"""
 
 from typing import NamedTuple
 
@@ -23,16 +25,14 @@ _EXCEPTIONS = {
 }
 
 _NO_TANGENTS = (
-    "tilemoe: forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) is not "
-    "supported: use backward or torch.autograd.grad"
+    "forward-mode differentiation (torch.func.jvp, torch.autograd.forward_ad) is not "
+    "supported; use backward or torch.autograd.grad"
 )
 _NO_TRANSFORMS = (
-    "tilemoe: torch.func's transforms (grad, vjp, jacrev, vmap, ...) are not supported: use "
+    "transforms of torch.func (grad, vjp, jacrev, vmap, ...) are not supported; use "
     "backward or torch.autograd.grad"
 )
-NO_SECOND_GRADIENT = (
-    "tilemoe: gradients of gradients are not supported: run backward without create_graph"
-)
+NO_SECOND_GRADIENT = "double backward is not supported; run backward without create_graph"
 
 
 def _reraise(error):
@@ -44,9 +44,11 @@ def _reraise(error):
 
 
 def refuse_tangents(args):
-    """Rejects tensors with a tangent, also in lists, among any arguments: below autograd the
-    tangent would be lost, and the derivative would be zero. Callers for which a call costs too much
-    check `forward_ad._current_level` first."""
+    """Reject tensors with a tangent among any arguments, also in lists.
+
+    Below autograd the tangent would be lost, and the derivative would be zero. Callers for which a
+    call costs too much check `forward_ad._current_level` first.
+    """
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
         return
     for tensor in args:
@@ -58,14 +60,16 @@ def refuse_tangents(args):
 
 
 def refuse_transforms():
-    """Rejects torch.func's transforms, which cannot use the caller's rule for gradients."""
+    """Reject torch.func's transforms, which cannot use the caller's rule for gradients."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         raise NotImplementedError(_NO_TRANSFORMS)
 
 
 def call(op, *args):
-    """Calls an operator. Turns torch's RuntimeError into a ValueError for a wrong argument, and
-    into a NotImplementedError for something that the library does not support."""
+    """Call an operator, and convert torch's RuntimeError.
+
+    A wrong argument raises a ValueError, an unsupported one a NotImplementedError.
+    """
     if forward_ad._current_level >= 0:
         refuse_tangents(args)
     try:
@@ -75,9 +79,12 @@ def call(op, *args):
 
 
 def call_undifferentiated(op, *args):
-    """The same if no gradient can be required. It skips the autograd kernels, which are Python and
-    take a third of the host's time."""
-    if torch.compiler.is_compiling():  # it costs nothing there, and the guard cannot be traced
+    """Call an operator if no gradient can be required.
+
+    The call skips the autograd kernels, which are Python code and account for a third of the host's
+    time.
+    """
+    if torch.compiler.is_compiling():  # free while tracing, and the guard cannot be traced
         return call(op, *args)
     if forward_ad._current_level >= 0:
         refuse_tangents(args)
@@ -89,14 +96,17 @@ def call_undifferentiated(op, *args):
 
 
 def below_autograd(op, *args):
-    """Calls an operator from its autograd kernel, with torch's errors."""
+    """Call an operator from its autograd kernel, with torch's errors."""
     with _BelowAutograd():
         return op(*args)
 
 
 def call_in_backward(op, *args):
-    """Calls an operator from a gradient's rule. The operator's autograd kernel rejects gradients of
-    gradients; without create_graph none are required, and the kernel is skipped."""
+    """Call an operator from a gradient's rule.
+
+    The operator's autograd kernel rejects double backward; without create_graph no gradient is
+    required, and the kernel is skipped.
+    """
     if torch.is_grad_enabled():
         return call(op, *args)
     return call_undifferentiated(op, *args)
@@ -106,7 +116,7 @@ def call_in_backward(op, *args):
 
 
 class Saved(NamedTuple):
-    """The tensors and options of a call that backward reads, in the operators' order."""
+    """Tensors and options of a call that backward reads, in the operators' order."""
 
     X: Tensor
     H: Tensor
@@ -119,7 +129,7 @@ class Saved(NamedTuple):
 
 
 def experts_part(X, routing, weights, chunks, chunk, capacity, numbers, reals, O, H):
-    """The part of `experts` for one chunk of the tokens, into O and, if it is kept, H."""
+    """Compute one chunk of tokens of `experts`, into O and, if it is saved, H."""
     call_undifferentiated(
         _ops.experts_part.default, X, routing, weights, *chunks, chunk, capacity, numbers, reals, O,
         H,
@@ -127,12 +137,12 @@ def experts_part(X, routing, weights, chunks, chunk, capacity, numbers, reals, O
 
 
 def experts_backward(dO, saved, wanted):
-    """-> the gradients of `wanted`"""
+    """Return the gradients of `wanted`."""
     return call_in_backward(_ops.experts_backward.default, dO, *saved, wanted)
 
 
 def experts_backward_over_H(dO, saved, given, wanted, accumulate):
-    """-> the gradients of `wanted`, and whether all of them could be allocated"""
+    """Return the gradients of `wanted`, and whether all of them could be allocated."""
     X, H, routing, weights, logits, numbers, reals, router_dtype = saved
     return call_undifferentiated(
         _ops.experts_backward_over_H.default, dO, X, H, routing, weights, logits,
@@ -141,7 +151,7 @@ def experts_backward_over_H(dO, saved, given, wanted, accumulate):
 
 
 def experts_backward_out(dO, saved, over_H, gradients, accumulate):
-    """Writes, or adds to, the gradients that are not None."""
+    """Write, or add to, the gradients that are not None."""
     X, H, routing, weights, _, numbers, reals, _ = saved
     kept, consumed = (None, H) if over_H else (H, None)
     call_in_backward(
@@ -151,7 +161,7 @@ def experts_backward_out(dO, saved, over_H, gradients, accumulate):
 
 
 def experts_backward_part(dO, saved, gradients, chunks, chunk, workspace):
-    """The part of a backward over H for one chunk; the last one writes the gradients."""
+    """Compute one chunk of a backward over H; the last chunk writes the gradients."""
     X, H, routing, weights, _, numbers, reals, _ = saved
     call_undifferentiated(
         _ops.experts_backward_part.default, dO, X, H, routing, weights, *pack_gradients(gradients),
@@ -160,7 +170,7 @@ def experts_backward_part(dO, saved, gradients, chunks, chunk, workspace):
 
 
 def empty_workspace(saved):
-    """Memory that is sufficient for each of these parts."""
+    """Return memory that is sufficient for each of these chunks."""
     X, H, weights, numbers = saved.X, saved.H, saved.weights, saved.numbers
     E, d, n = weights[WEIGHTS.index("W2")].shape
     *_, of_backward, _ = _ops.layer_bytes(X, [X.shape[0], E, d, n, H.shape[0]], numbers, [])
@@ -168,7 +178,7 @@ def empty_workspace(saved):
 
 
 def router_backward(ds, saved):
-    """-> the gradient of the logits, from that of the scores"""
+    """Return the gradient of the logits from that of the scores."""
     rule, factor = saved.numbers[: len(RULE)], saved.reals[At.ROUTED_SCALING_FACTOR]
     return call_in_backward(
         _ops.router_backward.default, ds, saved.routing, saved.logits, saved.weights[0].shape[0],
@@ -214,8 +224,11 @@ def _router_logits_context(ctx, inputs, output):
 
 
 def _router_logits_backward(ctx, dlogits):
-    """dX has one order of the sum for every T, as the logits have. dweight and dbias are sums over
-    all tokens by torch, of the same bits in each run with the same T."""
+    """Return the gradients of X, weight and bias.
+
+    dX has one order of the sum for every T, as the logits have. dweight and dbias are sums over all
+    tokens by torch, with the same bits in each run with the same T.
+    """
     X, weight = ctx.saved_tensors
     of_X, of_weight, of_bias, _ = ctx.needs_input_grad
     dX = _input_gradient(dlogits, weight, X.dtype) if of_X else None
@@ -225,7 +238,7 @@ def _router_logits_backward(ctx, dlogits):
 
 
 def _terms(tensor):
-    """bfloat16 tensors whose sum is the tensor: to 16 bits if it is float32, else exactly."""
+    """Return bfloat16 tensors whose sum is the tensor: to 16 bits for float32, else exactly."""
     high = tensor.to(torch.bfloat16)
     if tensor.dtype == torch.bfloat16:
         return [high]
@@ -233,8 +246,11 @@ def _terms(tensor):
 
 
 def _input_gradient(dlogits, weight, dtype):
-    """dlogits (T, E), weight (E, d) -> dX (T, d) of `dtype`: the GEMM of the logits with the
-    transposed weight. On a GPU every pair of terms is a part of the sum over E."""
+    """Compute dX (T, d) of `dtype` from dlogits (T, E) and weight (E, d).
+
+    This is the GEMM of the logits with the transposed weight. On a GPU every pair of terms is a
+    part of the sum over E.
+    """
     transposed = weight.mT
     if not dlogits.is_cuda:
         dlogits, transposed = dlogits.float(), transposed.float()
@@ -250,7 +266,7 @@ def _input_gradient(dlogits, weight, dtype):
 
 
 def _weight_gradient(dlogits, X):
-    """dlogits (T, E), X (T, d) -> (E, d), a sum in float32."""
+    """Compute the weight's gradient (E, d), a sum in float32, from dlogits (T, E) and X (T, d)."""
     if X.is_cuda and dlogits.dtype == X.dtype:
         return torch.mm(dlogits.mT, X, out_dtype=torch.float32)
     if X.is_cuda and X.dtype == torch.bfloat16:
@@ -267,7 +283,7 @@ def _router_losses_context(ctx, inputs, output):
 def _router_losses_backward(ctx, dlosses):
     logits, expert_counts = ctx.saved_tensors
     gradient = _ops.router_losses_backward.default
-    # The losses' own gradients stay on the device and scale there: the host does not wait.
+    # The losses' own gradients stay on the device and scale there, so that the host does not wait.
     of_balance = call_in_backward(gradient, logits, expert_counts, 1.0, 0.0)
     of_z = call_in_backward(gradient, logits, expert_counts, 0.0, 1.0)
     return (dlosses[0] * of_balance + dlosses[1] * of_z).to(logits.dtype), None
@@ -279,20 +295,22 @@ _autograd_kernels = torch.library.Library(NAMESPACE, "IMPL")
 
 
 def register_autograd(name, kernel):
-    """Registers the operator's autograd kernel."""
+    """Register the operator's autograd kernel."""
     _autograd_kernels.impl(name, kernel, "Autograd")
 
 
 def _differentiate(name, save, backward):
-    """Registers the same as torch.library.register_autograd, without defaults of arguments, which
-    no operator here has: torch looks each default up in the schema in time quadratic in their
-    number."""
+    """Register gradients like torch.library.register_autograd, without default arguments.
+
+    No operator here has defaults, and torch looks each default up in the schema in time quadratic
+    in their number.
+    """
     op = getattr(_ops, name).default
     has_list = isinstance(op._schema.returns[0].type, torch.ListType)
     names = [argument.name for argument in op._schema.arguments]
     at = names.index("weights") if "weights" in names else None
 
-    # Autograd sees the tensors that are arguments, not those in lists.
+    # Autograd reads the tensors that are arguments, not those in lists.
     def spread(args):
         return args if at is None else (*args[:at], *args[at], *args[at + 1 :])
 
@@ -338,17 +356,15 @@ def _refuse_double_backward(ctx, *_):
 
 
 def _refuse_backward(ctx, *_):
-    raise NotImplementedError("tilemoe: moe_tokens is for inference and has no gradient: call moe")
+    raise NotImplementedError("moe_tokens has no gradient; call moe")
 
 
 def _refuse_vmap(info, in_dims, *args):
-    raise NotImplementedError(
-        "tilemoe: vmap over its operators is not supported: put the batch into the tokens"
-    )
+    raise NotImplementedError("torch.vmap is not supported; fold the batch dimension into x")
 
 
 def _refuse_tangents_alone(name):
-    """Registers an autograd kernel that only rejects tangents, for an operator without gradient."""
+    """Register an autograd kernel that only rejects tangents, for an operator without gradient."""
     op = getattr(_ops, name).default
 
     def kernel(*args):

@@ -1,12 +1,12 @@
-"""The options of the layer: name, default, meaning, check, and place in what operators take. This
-module imports no torch.
+"""Define the options of the layer: name, default, meaning, check and place in operators' lists.
 
-`Options` has each option once. A function takes those of its TypedDict below and makes one Options
-of them (_signatures.py); its signature and docstring show their defaults and texts. `python -m
-tilemoe.options` prints the table of docs/pytorch.md.
+This module imports no torch. `Options` has each option once. A function accepts those of its
+TypedDict below and makes one Options of them (_signatures.py); its signature and docstring show
+their defaults and texts. `python -m tilemoe.options` prints the table of docs/pytorch.md.
 
 An option that operators read has a place in RULE, NUMBERS or REALS, which are in the order of the
-fields; bindings/torch/options.inc is the same order in C++."""
+fields; bindings/torch/options.inc has the same order in C++.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypedDict, Union, get_args, get_type_
 
 from . import _checks
 
-Activation = Literal[  # by their numbers in tilemoe.h, as all literals that operators read
+Activation = Literal[  # in the order of tilemoe.h, like all literals that operators read
     "swiglu", "geglu", "geglu_tanh", "reglu",
     "silu", "gelu", "gelu_tanh", "relu", "relu_squared", "identity", "glu", "situ_glu",
 ]  # fmt: skip
@@ -36,7 +36,7 @@ GATED = tuple(name for name in ACTIVATIONS if "glu" in name)  # gated linear uni
 SCORINGS: tuple[str, ...] = get_args(Scoring)
 
 TOP_K, GENERAL, ROUNDED, GROUPED = range(4)  # kinds of routing, the first number of a rule
-SCORES_GIVEN = -1  # in place of a scoring: backward returns the gradient of the scores themselves
+SCORES_GIVEN = -1  # used instead of a scoring: backward returns the gradient of the scores
 
 
 def _quoted(names: tuple[str, ...]) -> str:
@@ -52,164 +52,177 @@ def option(
     check: Callable[[str, Any], None] | None = None,
     older: str | None = None,
 ) -> Any:
-    """A field of Options. pack: the list in which operators read it; check: raises for a wrong
-    value, in addition to the check of a Literal; older: the name of the version before."""
+    """Declare a field of Options.
+
+    Args:
+        default: Default of the option.
+        doc: Text for docstrings and for the table.
+        pack: List in which operators read the option.
+        check: Function that raises for a wrong value, in addition to the check of a Literal.
+        older: Name of the option in the previous version.
+    """
     how = dict(doc=" ".join(doc.split()), pack=pack, check=check, older=older)
     return dataclasses.field(default=default, metadata=how)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The options of one call. Raises a ValueError or a TypeError that names the option that has a
-    wrong value, or that does not go with another."""
+    """Options of one call.
 
-    K: int | None = option(None, "experts that each token chooses by its logits.", pack="rule")
+    Every option is also a keyword of the functions that support it and of `MoE`. `python -m
+    tilemoe.options` prints a table of the options with their defaults and meanings.
+
+    Raises:
+        ValueError: An option has a wrong value, or two options cannot be combined.
+        TypeError: An option has a value of a wrong type.
+    """
+
+    K: int | None = option(None, "Experts per token, chosen by the logits.", pack="rule")
     scoring: Scoring = option(
         "softmax_over_chosen",
-        """scores from logits: "softmax_over_chosen", the softmax of the K logits;
-        "softmax_over_all", of all logits; "softmax_renormalized", the same divided by its sum over
-        the K experts; "sigmoid"; or "sigmoid_renormalized".""",
+        """function from logits to scores: "softmax_over_chosen" (softmax of the K logits),
+        "softmax_over_all" (softmax of all logits), "softmax_renormalized" (softmax of all logits,
+        divided by its sum over the K experts), "sigmoid" or "sigmoid_renormalized".""",
         pack="rule",
     )
     n_group: int = option(
         1,
-        """the experts form this many groups of consecutive experts, at most 32, and a token
-        chooses its K experts from its `topk_group` best groups. 1: no groups.""",
+        """Number of groups of consecutive experts, in [1, 32]. A token chooses its K experts from
+        its `topk_group` best groups. 1: no groups.""",
         pack="rule",
         check=_checks.integer,
     )
     topk_group: int = option(
-        1, "see `n_group`; these groups must have at least K experts.", pack="rule",
+        1, "Groups from which a token chooses, together with at least K experts.", pack="rule",
         check=_checks.integer,
     )  # fmt: skip
     group_score: GroupScore | None = option(
         None,
-        """score of a group: "top2_sum", the sum of its two best experts' sigmoid + selection bias
-        (DeepSeek-V3), only for the sigmoid scorings; or "max", its best expert's score
-        (DeepSeek-V2). None: "top2_sum" for the sigmoid scorings, "max" for the others.""",
+        """Score of a group: "top2_sum" (DeepSeek-V3: sum of sigmoid + selection bias over its two
+        best experts; requires a sigmoid scoring) or "max" (DeepSeek-V2: score of its best expert).
+        None: "top2_sum" for sigmoid scorings, "max" for the others.""",
         pack="rule",
     )
     routed_scaling_factor: float = option(
-        1.0, "every score is multiplied by it, after any renormalisation.", pack="reals",
+        1.0, "Factor of every score, applied after any renormalisation.", pack="reals",
         check=_checks.factor,
     )  # fmt: skip
     rounding: Rounding | None = option(
         None,
-        """makes each expert's count of tokens a multiple of `m`, for training: "nearest", "up",
-        "down", "stochastic" or "balanced". It requires a softmax scoring over the chosen experts,
-        without groups and without a factor. `MoE` rounds in training mode only.""",
+        """Token rounding, for training: make the number of tokens of each expert a multiple of `m`
+        with "nearest", "up", "down", "stochastic" or "balanced". Requires scoring
+        "softmax_over_chosen" or "softmax_renormalized" without groups and without a factor. `MoE`
+        rounds in training mode only.""",
     )
-    m: int = option(128, "see `rounding`; the tile of the GPU's GEMMs is 128.")
+    m: int = option(128, "Multiple for token rounding; the tile of the GPU's GEMMs is 128.")
     rounding_tokens: int | None = option(
         None,
-        """round each group of this many tokens separately, as batches of that size; T must be a
-        multiple of it. Group i of G draws from the offset `offset * G + i`. None: all tokens of a
-        call together.""",
+        """Number of tokens that are rounded together; T must be a multiple of it. Group i of G
+        uses the offset `offset * G + i`. None: all tokens of a call are rounded together.""",
     )
     activation: Activation = option(
         "swiglu",
-        f"""of the experts: gated, {_quoted(GATED)}; not gated,
-        {_quoted(tuple(name for name in ACTIVATIONS if name not in GATED))}; formulas:
+        f"""Activation of the experts, with a gate: {_quoted(GATED)}; without a gate:
+        {_quoted(tuple(name for name in ACTIVATIONS if name not in GATED))}. The formulas are in
         include/tilemoe/activations.inc.""",
         pack="numbers",
     )
     gate_layout: GateLayout = option(
         "concatenated",
-        """where W1's gate and up rows are: "concatenated", "interleaved" or "split", the up rows
-        in W1_up.""",
+        """Layout of the gate and up rows of W1: "concatenated", "interleaved", or "split", with the
+        up rows in W1_up.""",
         pack="numbers",
     )
     clamp: float = option(
         0.0,
-        """gpt-oss's form of swiglu: upper bound of the gate and of the magnitude of the up value;
-        0: none.""",
+        """For the swiglu of gpt-oss: upper bound of the gate and of the magnitude of the up value;
+        0: no bound.""",
         pack="reals",
         check=_checks.clamp,
     )
     alpha: float = option(
-        0.0, "gpt-oss's form of swiglu: factor of the gate in the sigmoid; 0: 1.", pack="reals",
+        0.0, "For the swiglu of gpt-oss: factor of the gate in the sigmoid; 0: 1.", pack="reals",
         check=_checks.finite,
     )  # fmt: skip
     up_shift: float = option(
-        0.0, "gpt-oss's form of swiglu: added to the up value.", pack="reals",
+        0.0, "For the swiglu of gpt-oss: value added to the up value.", pack="reals",
         check=_checks.finite,
     )  # fmt: skip
     column_blocks: int = option(
         1,
-        """compute the experts' outputs, and their inputs' gradients, in this many blocks of
-        columns, each a multiple of 64, one after another: less memory for a little more time.""",
+        """Number of column blocks in which the experts' outputs and input gradients are computed,
+        one after another, each a multiple of 64 columns: less memory, slightly slower.""",
         pack="numbers",
         check=_checks.blocks,
     )
     weight_blocks: int = option(
         1,
-        """dequantise quantised weights in this many blocks of experts, each used before the next
-        one: the 16-bit copy of one block exists at a time, for a little more time. The bits are the
-        same.""",
+        """Number of blocks of experts in which quantised weights are dequantised, one after
+        another: only one block has a 16-bit copy at a time, slightly slower, with the same
+        bits.""",
         pack="numbers",
         check=_checks.blocks,
     )
     overwrite_H: bool | None = option(
         None,
-        """whether backward writes dH, its largest intermediate, over H, the largest tensor that
-        forward kept. None: if nothing reads H again, so not under `retain_graph`, nor while
-        torch.compile traces it, nor in a CUDA graph that does not contain forward. True: always;
-        a second backward is then an error. False: never.""",
+        """Write dH, the largest intermediate of backward, over H, the largest tensor that is saved
+        for backward. None: only if nothing reads H again, so not with `retain_graph`, not while
+        torch.compile traces backward, and not in a CUDA graph that does not contain forward. True:
+        always; a second backward then raises an error. False: never.""",
     )
     accumulate: bool = option(
-        True, "backward adds to the memory of `weight_grad_out`; False: it writes it."
+        True, "Add the gradients to the memory of `weight_grad_out`. False: overwrite it."
     )
     capacity: int | None = option(
         None,
-        """maximum number of (token, expert) pairs, which sets the size of H and of the workspaces,
-        if many ids are known to be outside [0, E): for a part of a layer whose experts are spread
-        over GPUs, for instance. Pairs past it, the last tokens of the highest experts, are counted
-        and have no row. None: all pairs fit. Not with rounding.""",
+        """Maximum number of (token, expert) pairs, which sets the size of H and of the workspaces.
+        Set it if many ids are outside [0, E), for example in one shard of a layer whose experts are
+        on several GPUs. Pairs past the capacity, the last tokens of the highest experts, are
+        counted and have no row. None: every pair has a row. Not supported with rounding.""",
         check=_checks.capacity,
     )
     on_overflow: OnOverflow = option(
         "nan",
-        """the output if pairs did not fit into `capacity`, or into the memory of a rank, which
-        only a `capacity_factor` allows: "nan", all of it is NaN, on all ranks; "drop", these pairs
-        are left out, as if their ids were outside [0, E).""",
+        """Behaviour if pairs exceed `capacity`, or the memory of a rank with `capacity_factor`:
+        "nan": the whole output is NaN, on all ranks. "drop": these pairs are skipped, as if their
+        ids were outside [0, E).""",
     )
     capacity_factor: float | None = option(
         None,
-        """None: a rank has memory for every pair that its experts can receive, so no routing loses
-        one. A number saves memory: the capacity is this factor times the mean, which is T * K
-        pairs if every rank has T tokens. One rank has T * K.""",
+        """Capacity of a rank, as a multiple of the mean number of pairs, which is T * K if every
+        rank has T tokens; saves memory. None: a rank has memory for every pair that its experts can
+        receive, so that no pair is lost. On one rank the capacity is T * K.""",
         check=_checks.capacity_factor,
     )
     keep_gathered: bool = option(
-        False, "keep all ranks' rows for backward, which otherwise gathers them again."
+        False, "Save the rows of all ranks for backward, instead of gathering them again."
     )
     overlap: bool = option(
         True,
-        """in backward, gather X while the GEMMs run, and send dX back while dW1's run. False: all
-        steps run one after another. The bits are the same. Older name: `beside=`.""",
+        """In backward, overlap the gather of X and the transfer of dX with GEMMs. False: run all
+        steps one after another. The bits are the same.""",
         older="beside",
     )
     chunks: Chunks = option(
         1,
-        """number of collectives in which X travels, each overlapped with the GEMMs of the chunk
-        before, and O likewise; in backward dO, while `overlap` applies to X and dX. 1: one
-        collective for each. O, dX and the gradients of logits and scores have the same bits; the
-        weights' gradients are sums in another order of the tokens, which is also that of
-        `on_overflow`. "auto": chosen by a model of the time, from the sizes alone. With rounding
-        and with "pull" it is 1.""",
+        """Number of collectives for X, each overlapped with the GEMMs of the previous chunk; the
+        same for O, and in backward for dO (`overlap` applies to X and dX). The bits of O, dX and
+        the gradients of logits and scores do not depend on it; the weights' gradients are sums in
+        another order of the tokens, which `on_overflow` also follows. "auto": chosen by a cost
+        model from the sizes. With rounding it is 1; dispatch "pull" requires 1 or "auto".""",
         check=_checks.chunks,
     )
     dispatch: Dispatch = option(
         "all_gather",
-        """"all_gather": every token's row goes to every rank; "pull": each rank reads the rows of
-        the tokens with an expert there, from symmetric memory, which GPUs of one host have (on the
-        CPU they are sent); "auto": chosen by the model, and all_gather if the processes are not
-        all on one host. All outputs and gradients have the same bits. With rounding it is
-        "all_gather".""",
+        """"all_gather": every rank receives the rows of all tokens. "pull": each rank reads only
+        the rows that its experts compute, from the symmetric memory of the GPUs of one host (the
+        CPU backend sends them). "auto": chosen by the cost model; "all_gather" if the processes are
+        on several hosts. All outputs and gradients have the same bits. With rounding
+        "all_gather" is used.""",
     )
 
-    # As operators take them. Nobody writes to these lists. They are no fields: FSDP makes a
-    # dataclass among a module's arguments anew, of its fields.
+    # The lists as operators read them; nothing writes to them. They are not fields: FSDP rebuilds a
+    # dataclass among a module's arguments from its fields.
     rule: ClassVar[list[int]]
     numbers: ClassVar[list[int]]
     reals: ClassVar[list[float]]
@@ -228,7 +241,7 @@ class Options:
         object.__setattr__(self, "reals", [getattr(self, name) for name in REALS])
 
     def _code(self, name: str) -> int:
-        """The number by which operators know the option's value."""
+        """Return the number of the option's value in operators' lists."""
         value = _checks.group_score(self) if name == "group_score" else getattr(self, name)
         if name in LITERALS:
             return LITERALS[name].index(value)
@@ -242,11 +255,11 @@ OLDER = {f.metadata["older"]: n for n, f in FIELDS.items() if f.metadata["older"
 _CHECKS = [(n, f.metadata["check"]) for n, f in FIELDS.items() if f.metadata["check"]]
 
 
-def _literals(kind: Any) -> tuple[str, ...]:  # of a Literal, or of a Literal or None
+def _literals(kind: Any) -> tuple[str, ...]:  # values of a Literal, or of a Literal or None
     return tuple(v for arg in get_args(kind) for v in (get_args(arg) or (arg,)) if type(v) is str)
 
 
-# The values of options that have no others but None.
+# Options whose only values are these and None.
 LITERALS = {n: _literals(kind) for n, kind in TYPES.items() if _literals(kind) and n != "chunks"}
 
 
@@ -254,11 +267,11 @@ def _packed(pack: str) -> tuple[str, ...]:
     return tuple(n for n, f in FIELDS.items() if f.metadata["pack"] == pack)
 
 
-# The lists `rule`, `numbers`, which begins with it, and `reals` of operators.
+# Lists of operators; `numbers` begins with `rule`.
 RULE = ("kind", *_packed("rule"))
 NUMBERS = (*RULE, *_packed("numbers"))
 REALS = _packed("reals")
-# Positions in them, At.SCORING for instance.
+# Positions in these lists, for example At.SCORING.
 At: Any = type("At", (), {n.upper(): at for of in (NUMBERS, REALS) for at, n in enumerate(of)})
 
 
@@ -266,7 +279,7 @@ At: Any = type("At", (), {n.upper(): at for of in (NUMBERS, REALS) for at, n in 
 
 
 class OfExperts(TypedDict, total=False):
-    """The modules Experts and SharedExperts: the function of an expert."""
+    """Options of the modules Experts and SharedExperts: the function of an expert."""
 
     activation: Activation
     clamp: float
@@ -275,7 +288,7 @@ class OfExperts(TypedDict, total=False):
 
 
 class OfScores(TypedDict, total=False):
-    """scores_at"""
+    """Options of scores_at."""
 
     scoring: Scoring
     routed_scaling_factor: float
@@ -288,7 +301,7 @@ class _Choice(OfScores, total=False):
 
 
 class OfTopK(_Choice, total=False):
-    """top_k"""
+    """Options of top_k."""
 
 
 class _Blocks(TypedDict, total=False):
@@ -298,7 +311,7 @@ class _Blocks(TypedDict, total=False):
 
 
 class OfRounding(TypedDict, total=False):
-    """rounded_router"""
+    """Options of rounded_router."""
 
     m: int
     rounding_tokens: int | None
@@ -321,13 +334,13 @@ class _Rows(OfExperts, _Blocks, total=False):
 
 
 class OfRows(_Rows, total=False):
-    """moe_general and grouped_experts"""
+    """Options of moe_general and grouped_experts."""
 
     accumulate: bool
 
 
 class OfMoe(OfRows, _Choice, _Rounded, total=False):
-    """moe"""
+    """Options of moe."""
 
     K: int | None
     capacity: int | None
@@ -335,20 +348,20 @@ class OfMoe(OfRows, _Choice, _Rounded, total=False):
 
 
 class OfRanks(_Rows, _Choice, _Rounded, _Sizes, total=False):
-    """expert_parallel.moe"""
+    """Options of expert_parallel.moe."""
 
     K: int | None
     on_overflow: OnOverflow
 
 
 class OfModule(OfExperts, _Choice, _Rounded, _Blocks, _Sizes, total=False):
-    """MoE"""
+    """Options of MoE."""
 
     on_overflow: OnOverflow
 
 
 class OfPlan(_Sizes, total=False):
-    """expert_parallel.plan"""
+    """Options of expert_parallel.plan."""
 
     activation: Activation
     column_blocks: int

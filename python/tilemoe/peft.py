@@ -1,4 +1,6 @@
-"""PEFT's low-rank adapters of experts, computed in TileMoE's GEMMs.
+"""Compute PEFT's low-rank adapters of experts in TileMoE's GEMMs.
+
+Example::
 
     import tilemoe.peft
     import tilemoe.transformers
@@ -8,9 +10,9 @@
     weights = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     model = get_peft_model(model, LoraConfig(target_modules=[], target_parameters=weights))
 
-The adapters remain PEFT's parameters, in PEFT's layout: saving, loading, merging, disabling and
-selecting them are PEFT's. Neither the sum of a weight and its adapter nor the gradient of a frozen
-weight is computed.
+The adapters remain PEFT's parameters, in PEFT's layout: PEFT saves, loads, merges, disables and
+selects them. Neither the sum of a weight and its adapter nor the gradient of a frozen weight is
+computed.
 """
 
 from . import MoE as _MoE  # noqa: F401  first: loads the package's modules in their order

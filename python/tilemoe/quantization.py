@@ -1,5 +1,7 @@
-"""Quantised weights of experts, in the formats of their checkpoints: `quantize_experts`,
-`QuantizedExperts`. The formats' arithmetic is in _formats.py."""
+"""Quantise weights of experts in the formats of their checkpoints.
+
+`quantize_experts` returns a `QuantizedExperts`. The arithmetic of the formats is in _formats.py.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from ._shapes import shape_text
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALONG_INPUTS = ("mxfp4", "nvfp4")  # blocks of a row of the weight
 _NF4_STATE = "quant_state.bitsandbytes__nf4"
-_SUFFIXES = {  # of the names in a checkpoint, by the array
+_SUFFIXES = {  # suffixes of the names in a checkpoint, by array
     "fp8": {"codes": "", "scales": "_scale_inv"},
     "mxfp4": {"codes": "_blocks", "scales": "_scales"},
     "nf4": {"codes": "", "scales": ".absmax"},
@@ -42,35 +44,46 @@ _SUFFIXES = {  # of the names in a checkpoint, by the array
 
 
 class QuantizedExperts(NamedTuple):
-    """One weight of all experts in a checkpoint's format, which `quantize_experts` and
-    `from_state_dict` make. It requires no gradient.
+    """One weight of all experts in the format of a checkpoint, without gradient.
 
-    `moe`, `moe_general` and `grouped_experts` take it for W1, W1_up and W2. They compute with the
-    values that `dequantize` returns in x's dtype, and have one weight in 16 bits at a time.
+    `quantize_experts` and `from_state_dict` return it. `moe`, `moe_general` and `grouped_experts`
+    accept it for W1, W1_up and W2. They compute with the values that `dequantize` returns in x's
+    dtype, and have one weight in 16 bits at a time. Dequantisation multiplies and adds in float32.
 
-    Shape:
-        (E, R, C) is (E, out, in), or (E, in, out) if `transposed`. Products and sums are of
-        float32.
+    The stored shape (E, R, C) is (E, out, in), or (E, in, out) if `transposed`. The arrays by
+    format:
 
-        fp8: codes (E, R, C) float8_e4m3fn; scales (E, R / 128, C / 128) float32, rounded up.
-        mxfp4: codes (E, R, C / 32, 16) bytes of two e2m1, the low half first; scales (E, R, C / 32)
-        bytes, e8m0.
-        nf4: codes (E R C / 2, 1) bytes, the high half first; scales (E R C / 64) float32.
-        nf4_double: codes as nf4; scales (E R C / 64) bytes, which stand for scale_map[scale] *
-        scale_of_scales + scale_offset, with one scale_of_scales for 256 of them.
-        nvfp4: codes (E, R, C / 2) bytes of two e2m1, the low half first; scales (E, R, C / 16)
-        float8_e4m3fn, which stand for scale_of_scales * scale, with one of these for each expert.
+    - fp8: codes (E, R, C) float8_e4m3fn; scales (E, R / 128, C / 128) float32, sizes rounded up.
+    - mxfp4: codes (E, R, C / 32, 16), bytes of two e2m1 values, the low half first; scales (E, R,
+      C / 32), e8m0 bytes.
+    - nf4: codes (E R C / 2, 1), bytes, the high half first; scales (E R C / 64) float32.
+    - nf4_double: codes as in nf4; scales (E R C / 64), bytes with the values scale_map[scale] *
+      scale_of_scales + scale_offset, with one scale_of_scales per 256 scales.
+    - nvfp4: codes (E, R, C / 2), bytes of two e2m1 values, the low half first; scales (E, R,
+      C / 16) float8_e4m3fn with the values scale_of_scales * scale, with one scale_of_scales per
+      expert.
+
+    Attributes:
+        format: "fp8", "mxfp4", "nf4", "nf4_double" or "nvfp4".
+        shape: (E, out, in).
+        transposed: The arrays are stored as (E, in, out).
+        codes: Codes of the values.
+        scales: Scales of the blocks.
+        scale_map: nf4_double: float32, shape (256).
+        scale_of_scales: nf4_double: float32, shape (blocks / 256); nvfp4: float32, shape (E).
+        scale_offset: nf4_double: float32, shape (1).
+        dtype: Default dtype of dequantize().
     """
 
     format: Format
-    shape: tuple[int, int, int]  # (E, out, in)
-    transposed: bool  # stored as (E, in, out)
+    shape: tuple[int, int, int]
+    transposed: bool
     codes: Tensor
     scales: Tensor
-    scale_map: Tensor | None  # nf4_double: (256) float32
-    scale_of_scales: Tensor | None  # nf4_double: (blocks / 256) float32; nvfp4: (E) float32
-    scale_offset: Tensor | None  # nf4_double: (1) float32
-    dtype: torch.dtype  # of dequantize() without one
+    scale_map: Tensor | None
+    scale_of_scales: Tensor | None
+    scale_offset: Tensor | None
+    dtype: torch.dtype
 
     def __repr__(self) -> str:
         how = f"{self.format!r}, {self.shape}, transposed={self.transposed}, {self.dtype}"
@@ -95,28 +108,38 @@ class QuantizedExperts(NamedTuple):
         return sum(array.nbytes for array in self.arrays if array is not None)
 
     def to(self, device: torch.device | str | int) -> QuantizedExperts:
-        """The same on a device."""
+        """Return the weight on a device.
+
+        Args:
+            device: Device of the new arrays.
+        """
         return self.map(lambda array: array.to(device))
 
     def map(self, function: Any) -> QuantizedExperts:
-        """The same with a function's result for each array."""
+        """Return the weight with a function applied to each array.
+
+        Args:
+            function: Function from a tensor to a tensor.
+        """
         arrays = self.arrays._asdict().items()
         return self._replace(
             **{field: None if array is None else function(array) for field, array in arrays}
         )  # type: ignore[arg-type]
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the weight (E, out, in): each value in float32, rounded once to `dtype`.
+        """Return the weight, shape (E, out, in): each value in float32, rounded once to `dtype`.
 
         Args:
             dtype: float32, bfloat16 or float16. None: the field `dtype`.
 
         Raises:
-            ValueError: an array or the dtype does not fit the format.
+            ValueError: An array or the dtype does not match the format.
         """
         self.check("the weight")
         dtype = _dtype_of(self.dtype if dtype is None else dtype)
-        if dtype == torch.float32 and self.codes.is_cuda:  # the library has float32 on the CPU only
+        if (
+            dtype == torch.float32 and self.codes.is_cuda
+        ):  # the library supports float32 on the CPU only
             out = torch.empty(self.stored_shape, dtype=dtype, device=self.device)
             DEQUANTIZE[self.format](self.arrays, out)
         else:
@@ -127,14 +150,18 @@ class QuantizedExperts(NamedTuple):
         return out.mT if self.transposed else out
 
     def check(self, name: str) -> None:
-        """Raise a ValueError that names the field of `name` that does not fit the format."""
+        """Raise a ValueError that names the field that does not match the format.
+
+        Args:
+            name: Name of this weight in the message.
+        """
         if self.format not in FORMATS:
             raise ValueError(
-                f"tilemoe: {name}.format is {self.format!r}, expected one of {', '.join(FORMATS)}"
+                f"{name}.format must be one of {', '.join(FORMATS)}, got {self.format!r}"
             )
         wrong = why_not(self.format, *self.stored_shape)
         if wrong is not None:
-            raise ValueError(f"tilemoe: {name} cannot be {self.format}: {wrong}")
+            raise ValueError(f"{name} cannot be {self.format}: {wrong}")
         expected = shapes_of(self.format, *self.stored_shape)
         for field, array in zip(Arrays._fields, self.arrays):
             if field not in expected:
@@ -143,24 +170,29 @@ class QuantizedExperts(NamedTuple):
             if array is None or array.shape != shape or array.dtype != dtype:
                 found = "None" if array is None else f"{array.dtype} {shape_text(array.shape)}"
                 raise ValueError(
-                    f"tilemoe: {name}.{field} is {found}, expected {dtype} {shape_text(shape)} for "
+                    f"{name}.{field} is {found}, expected {dtype} {shape_text(shape)} for "
                     f"{self.format} and the shape {shape_text(self.shape)}"
                 )
             if not array.is_contiguous():
-                raise ValueError(f"tilemoe: {name}.{field} is not contiguous")
+                raise ValueError(f"{name}.{field} is not contiguous, expected a contiguous tensor")
             if array.device != self.device:
                 raise ValueError(
-                    f"tilemoe: {name}.{field} is on {array.device} and its codes on {self.device}"
+                    f"expected all tensors on one device: {name}.{field} is on "
+                    f"{array.device}, {name}.codes is on {self.device}"
                 )
 
     def state_dict(self, name: str) -> dict[str, Tensor]:
-        """Return {checkpoint name: tensor}, for the parameter `name` (ending in ".weight", or of a
-        fused tensor such as "gate_up_proj").
+        """Return {checkpoint name: tensor}.
 
         The names are those of the formats' checkpoints: `X` and `X_scale_inv` (fp8); `X_blocks` and
         `X_scales` (mxfp4); `X`, `X.absmax`, `X.quant_map` and `X.quant_state.bitsandbytes__nf4`
         (nf4), with `X.nested_absmax` and `X.nested_quant_map` (nf4_double); `X`, `X_scale` and
-        `X_scale_2` (nvfp4)."""
+        `X_scale_2` (nvfp4).
+
+        Args:
+            name: Name of the parameter, which ends in ".weight", or of a fused tensor such as
+                "gate_up_proj".
+        """
         arrays = self.arrays._asdict()
         made = {name + end: arrays[field] for field, end in _SUFFIXES[self.format].items()}
         if self.format.startswith("nf4"):
@@ -169,14 +201,18 @@ class QuantizedExperts(NamedTuple):
         return made
 
     def names(self, name: str) -> list[str]:
-        """Return the names in `state_dict`, without its tensors."""
+        """Return the names in `state_dict`, without its tensors.
+
+        Args:
+            name: Name of the parameter.
+        """
         made = [name + end for end in _SUFFIXES[self.format].values()]
         if self.format.startswith("nf4"):
             made += [f"{name}.quant_map", f"{name}.{_NF4_STATE}"]
         return made
 
     def _nf4_state(self) -> dict[str, Any]:
-        """What bitsandbytes stores in JSON, in its order."""
+        """Return the fields that bitsandbytes stores in JSON, in its order."""
         state: dict[str, Any] = {
             "quant_type": "nf4", "blocksize": NF4_BLOCK, "dtype": _name_of(self.dtype),
             "shape": self.stored_shape,
@@ -195,19 +231,19 @@ class QuantizedExperts(NamedTuple):
         transposed: bool = False,
         dtype: torch.dtype = torch.bfloat16,
     ) -> QuantizedExperts:
-        """Make the weight of a checkpoint's tensors; the names give the format.
+        """Make the weight from a checkpoint's tensors; their names determine the format.
 
         Args:
-            tensors: a checkpoint's tensors. Their memory is used as it is; codes that do not lie
-                on 16 bytes, as in a memory-mapped file, are copied.
-            name: of the parameter, see `state_dict`.
-            transposed: the tensors are those of (E, in, out), of an older gpt-oss module for
-                instance.
-            dtype: of dequantize() without one. bitsandbytes' tensors contain it.
+            tensors: Tensors of a checkpoint. Their memory is used as it is; codes that are not
+                aligned to 16 bytes, as in a memory-mapped file, are copied.
+            name: Name of the parameter, as in `state_dict`.
+            transposed: The tensors are those of (E, in, out), for example of an older gpt-oss
+                module.
+            dtype: Default dtype of dequantize(). Tensors of bitsandbytes contain it.
 
         Raises:
-            KeyError: the tensors of no format, or not all of one, are in the dict.
-            ValueError: a shape or a dtype does not fit the format.
+            KeyError: The dict does not have all tensors of a format.
+            ValueError: A shape or a dtype does not match the format.
         """
         format = _format_of(tensors, name)
         arrays: dict[str, Any] = {
@@ -224,9 +260,7 @@ class QuantizedExperts(NamedTuple):
         else:
             arrays, stored = _as_stored(format, arrays)
         if len(stored) != 3:
-            raise ValueError(
-                f"tilemoe: {name} has shape {shape_text(stored)}, expected three dimensions"
-            )
+            raise ValueError(f"{name} has shape {shape_text(stored)}, expected three dimensions")
         E, rows, columns = stored
         shape = (E, columns, rows) if transposed else (E, rows, columns)
         if not arrays["codes"].is_meta and arrays["codes"].data_ptr() % 16:
@@ -247,25 +281,27 @@ def quantize_experts(
     """Quantise one weight of all experts, on its device.
 
     The codes and the scales are bitwise equal to those of the format's owner, on the CPU and on a
-    GPU: transformers' (fp8, mxfp4), bitsandbytes' CPU code (nf4, nf4_double), torchao's (nvfp4,
-    with one scale of scales for each expert). mxfp4 rounds the weight to bfloat16 first, as its
-    owner does. The offset of nf4_double is a mean on the CPU, whose last bit depends on torch's
-    number of threads there, as in bitsandbytes.
+    GPU: transformers (fp8, mxfp4), bitsandbytes' CPU code (nf4, nf4_double), torchao (nvfp4, with
+    one scale of scales per expert). mxfp4 rounds the weight to bfloat16 first, as its owner does.
+    The offset of nf4_double is a mean on the CPU, whose last bit depends on torch's number of
+    threads there, as in bitsandbytes.
 
     Args:
-        W: the weight; float32, bfloat16 or float16.
+        W: Weight, shape (E, out, in), with any strides; float32, bfloat16 or float16. The inner
+            stored size is a multiple of 8 (32 for mxfp4, 16 for nvfp4); for nf4 the number of
+            elements is a multiple of 64.
         format: "fp8", "mxfp4", "nf4", "nf4_double" or "nvfp4".
-        transposed: store (E, in, out), with that inner dimension. None: the weight's memory order
-            for fp8, nf4 and nf4_double; False for mxfp4 and nvfp4, whose blocks are of inputs.
-        dtype: of dequantize() without one. None: W's.
+        transposed: Store (E, in, out), with that inner dimension. None: the weight's memory order
+            for fp8, nf4 and nf4_double; False for mxfp4 and nvfp4, whose blocks are blocks of
+            inputs.
+        dtype: Default dtype of dequantize(). None: W's dtype.
 
-    Shape:
-        W (E, out, in), of any strides. The inner stored size is a multiple of 8; of 32 for mxfp4,
-        of 16 for nvfp4; for nf4 the number of elements is a multiple of 64.
+    Returns:
+        The quantised weight.
 
     Raises:
-        ValueError: the format, a size or a dtype is wrong.
-        TypeError: W is no tensor.
+        ValueError: The format, a size or a dtype is wrong.
+        TypeError: W is not a tensor.
 
     Example:
         >>> W1 = torch.randn(4, 2 * 32, 64)
@@ -274,9 +310,9 @@ def quantize_experts(
     """
     _library.require_weight(W, "W")
     if format not in FORMATS:
-        raise ValueError(f"tilemoe: format is {format!r}, expected one of {', '.join(FORMATS)}")
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
     if W.dim() != 3:
-        raise ValueError(f"tilemoe: W has shape {shape_text(W.shape)}, expected (E, out, in)")
+        raise ValueError(f"W has shape {shape_text(W.shape)}, expected (E, out, in)")
     _dtype_of(W.dtype, "W")
     if transposed is None:
         in_order = not W.is_contiguous() and W.mT.is_contiguous()
@@ -285,7 +321,7 @@ def quantize_experts(
     stored = W.detach().mT if transposed else W.detach()
     wrong = why_not(format, *stored.shape)
     if wrong is not None:
-        raise ValueError(f"tilemoe: W cannot be {format}: {wrong}")
+        raise ValueError(f"W cannot be {format}: {wrong}")
     arrays = empty(format, stored) if W.is_meta else QUANTIZE[format](stored)
     dtype = _dtype_of(W.dtype if dtype is None else dtype)
     return QuantizedExperts(format, (E, out, width), transposed, *arrays, dtype)
@@ -303,17 +339,19 @@ def _format_of(tensors: Mapping[str, Tensor], name: str) -> Format:
         return "fp8"
     if f"{name}_scale_2" in tensors:
         return "nvfp4"
-    raise KeyError(f"tilemoe: {name}: the state dict has the tensors of none of {FORMATS}")
+    raise KeyError(
+        f"the state dict has no tensors of {name} in one of the formats {', '.join(FORMATS)}"
+    )
 
 
 def _found(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in tensors:
-        raise KeyError(f"tilemoe: {name} is missing in the state dict")
+        raise KeyError(f"{name} is missing in the state dict")
     return tensors[name].detach()
 
 
 def _as_stored(format: str, arrays: dict[str, Tensor]) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """The arrays with their dtypes, and (E, R, C)."""
+    """Return the arrays with their dtypes, and (E, R, C)."""
     codes, scales = arrays["codes"], arrays["scales"]
     E_R, size = tuple(codes.shape[:2]), codes.shape[-1]
     if format == "fp8":
@@ -327,13 +365,13 @@ def _as_stored(format: str, arrays: dict[str, Tensor]) -> tuple[dict[str, Any], 
 
 
 def _check_nf4(name: str, state: dict[str, Any], quant_map: Tensor) -> torch.dtype:
-    """The dtype of a bitsandbytes state, which must be of the blocks that kernels read."""
+    """Return the dtype of a bitsandbytes state, which must have the blocks that kernels read."""
     expected = {"quant_type": "nf4", "blocksize": NF4_BLOCK, "nested_blocksize": SCALES_BLOCK}
     for key, value in expected.items():
         if state.get(key, value) != value:
-            raise ValueError(f"tilemoe: {name}: {key} is {state[key]!r}, expected {value!r}")
+            raise ValueError(f"{name}: {key} must be {value!r}, got {state[key]!r}")
     if not torch.equal(quant_map.float().cpu(), nf4_map()):
-        raise ValueError(f"tilemoe: {name}.quant_map is not that of NF4")
+        raise ValueError(f"{name}.quant_map differs from the map of NF4")
     return _dtype_of(getattr(torch, state["dtype"], None), f"{name}.{_NF4_STATE}")
 
 
@@ -353,6 +391,6 @@ def _name_of(dtype: torch.dtype) -> str:
 
 def _dtype_of(dtype: Any, name: str = "dtype") -> torch.dtype:
     if dtype not in _DTYPES:
-        raise ValueError(f"tilemoe: {name} is {dtype}, expected float32, bfloat16 or float16")
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, got {dtype}")
     found: torch.dtype = dtype
     return found

@@ -1,4 +1,4 @@
-"""`quantize_`: modules whose experts have quantised weights, with state dicts of checkpoints."""
+"""Define `quantize_`, which quantises the experts' weights of a module in place."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _as_bytes(array: Tensor | None) -> Tensor | None:
-    """An array of float8 as uint8: torch 2.11 cannot unpickle float8."""
+    """Return an array of float8 as uint8: torch 2.11 cannot unpickle float8."""
     if array is None or array.dtype != torch.float8_e4m3fn:
         return array
     return array.view(torch.uint8)
 
 
 class QuantizedWeight(nn.Module):
-    """A `QuantizedExperts` in the place of a parameter: its arrays are buffers, so it moves, copies
-    and pickles with its module. A dtype does not change it: `module.to(torch.bfloat16)` casts
-    neither codes nor scales.
+    """`QuantizedExperts` in the place of a parameter.
 
-    The module that has it saves and loads it under the checkpoint's names if `attach` put it there.
+    Its arrays are buffers, so it moves, copies and pickles with its module. A dtype does not change
+    it: `module.to(torch.bfloat16)` does not cast codes and scales. The parent module saves and
+    loads it under the checkpoint's names if `attach` added it.
     """
 
     def __init__(self, weight: QuantizedExperts) -> None:
@@ -45,11 +45,15 @@ class QuantizedWeight(nn.Module):
             scales = scales.view(torch.float8_e4m3fn)
         arrays = codes, scales, self.scale_map, self.scale_of_scales, self.scale_offset
         return QuantizedExperts(
-            self.format, self.shape, self.transposed, *arrays, self.dtype  # type: ignore[arg-type]
+            self.format,
+            self.shape,
+            self.transposed,
+            *arrays,
+            self.dtype,  # type: ignore[arg-type]
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
-        # Seen as bytes, which fn moves but does not cast.
+        # Presented as bytes, which fn moves but does not cast.
         for name, array in self._buffers.items():
             if array is not None:
                 self._buffers[name] = fn(array.view(torch.uint8)).view(array.dtype)
@@ -59,13 +63,18 @@ class QuantizedWeight(nn.Module):
         destination.update(self.value().state_dict(prefix.removesuffix(".")))
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        pass  # _load does it
+        pass  # _load copies the tensors
 
     def take(self, weight: QuantizedExperts, assign: bool) -> None:
-        """Copy the arrays of a weight of the same format and shape, or keep them themselves."""
+        """Copy the arrays of a weight of the same format and shape, or use them directly.
+
+        Args:
+            weight: Weight of the same format and shape.
+            assign: Use the arrays of `weight` instead of copying them.
+        """
         own = self.value()
         if (weight.format, weight.shape, weight.transposed) != own[:3]:
-            raise ValueError(f"it is {weight!r}, expected {own!r}")
+            raise ValueError(f"expected {own!r}, got {weight!r}")
         for name, array in weight.arrays._asdict().items():
             array = _as_bytes(array)
             if array is not None and assign:
@@ -78,7 +87,13 @@ class QuantizedWeight(nn.Module):
 
 
 def attach(module: nn.Module, name: str, weight: QuantizedExperts) -> None:
-    """Put a quantised weight in the place of the module's parameter `name`."""
+    """Put a quantised weight in the place of a parameter.
+
+    Args:
+        module: Module of the parameter.
+        name: Name of the parameter.
+        weight: Weight that replaces it.
+    """
     if not any(isinstance(child, QuantizedWeight) for child in module.children()):
         module.register_load_state_dict_pre_hook(_load)
     delattr(module, name)
@@ -103,7 +118,7 @@ def _load(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Take the tensors of the module's quantised weights out of the state dict."""
+    """Remove the tensors of the module's quantised weights from the state dict and load them."""
     for child_name, child in module.named_children():
         if not isinstance(child, QuantizedWeight):
             continue
@@ -111,7 +126,7 @@ def _load(
         names = child.value().names(name)
         found = {key: state_dict.pop(key) for key in {name, *names} & state_dict.keys()}
         try:
-            if name in found and found[name].dtype in _DTYPES:  # of 16 bits: quantised here
+            if name in found and found[name].dtype in _DTYPES:  # 16-bit weights are quantised here
                 given = found[name].to(child.codes.device)
                 weight = quantize_experts(
                     given, child.format, transposed=child.transposed, dtype=child.dtype
@@ -130,21 +145,22 @@ def _load(
 def quantize_(module: nn.Module, format: Format) -> nn.Module:
     """Quantise the weights of the experts in a module, in place, one after another.
 
-    The parameters `gate_up_proj` or `up_proj`, and `down_proj`, of each `Experts` are replaced by
-    buffers. Biases, adapters and all other modules stay. State dicts have the checkpoint's names of
-    the format (`QuantizedExperts.state_dict`); load_state_dict also takes 16-bit weights, and
+    Buffers replace the parameters `gate_up_proj` or `up_proj`, and `down_proj`, of each `Experts`.
+    Biases, adapters and all other modules do not change. State dicts have the checkpoint's names of
+    the format (`QuantizedExperts.state_dict`); load_state_dict also accepts 16-bit weights and
     quantises them. On the device "meta" nothing is computed: load a checkpoint with assign=True.
 
     Args:
-        module: a `MoE`, or a module that contains some.
-        format: as in `quantize_experts`.
+        module: A `MoE`, or a module that contains one.
+        format: As in `quantize_experts`.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: the module has no experts of tilemoe, or quantised ones, or a size does not fit.
-        NotImplementedError: the experts are spread over ranks by expert_mesh.
+        ValueError: The module has no experts of TileMoE, its experts are already quantised, or a
+            size is wrong.
+        NotImplementedError: The experts are sharded over ranks by expert_mesh.
 
     Example:
         >>> layer = tilemoe.quantize_(tilemoe.MoE(64, 32, 8, 2, lora_rank=8), "nf4")
@@ -156,7 +172,9 @@ def quantize_(module: nn.Module, format: Format) -> nn.Module:
     parts = [part for part in module.modules() if isinstance(part, Experts)]
     if not parts:
         kind = _library.class_of(module)
-        raise ValueError(f"tilemoe: the {kind} has no experts of tilemoe, such as those of an MoE")
+        raise ValueError(
+            f"expected a module with experts of TileMoE, such as a tilemoe.MoE, got a {kind}"
+        )
     for part in parts:
         part.quantize_(format)
     return module

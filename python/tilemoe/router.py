@@ -1,4 +1,4 @@
-"""`Router`: the linear layer that computes logits from tokens, a part of `MoE`."""
+"""Define `Router`, the linear layer of `MoE` that computes logits from tokens."""
 
 from collections.abc import Callable
 from typing import Literal, Optional, get_args
@@ -16,7 +16,7 @@ RouterKind = Literal["linear", "fixed"]
 
 
 def is_observed(module: nn.Module) -> bool:
-    """Whether the module has hooks or a wrapped forward."""
+    """Return whether the module has hooks or a wrapped forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -28,12 +28,15 @@ def is_observed(module: nn.Module) -> bool:
 
 
 class _WideLinear(torch.autograd.Function):
-    """x (T, d), weight (E, d) -> logits (T, E), computed in `dtype`. Backward keeps x in its own
-    dtype, whereas torch.nn.functional.linear would keep a copy in the wider dtype.
+    """Compute logits (T, E) in `dtype` from x (T, d) and weight (E, d).
 
-    On a GPU the GEMM multiplies bfloat16 factors with float32 results: x is not widened, and TF32
+    Backward saves x in its own dtype; torch.nn.functional.linear would save a copy in the wider
+    dtype.
+
+    On a GPU the GEMM multiplies bfloat16 factors with float32 results: x is not converted, and TF32
     is not used. A float32 gradient is split into the sum of two bfloat16 factors, whose 16 bits are
-    more than x's and weight's own gradients keep."""
+    more than the gradients of x and weight keep.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, dtype):
@@ -68,9 +71,12 @@ class _WideLinear(torch.autograd.Function):
 
 
 class Router(nn.Module):
-    """x (T, d) -> logits (T, E). Hugging Face's `gate`: `weight` (E, d); optionally `bias` (E),
-    which is added to the logits; and, for a selection bias, the buffer `e_score_correction_bias`
-    (E), which stays float32 if the module is cast."""
+    """Linear layer of the router: x (T, d) -> logits (T, E).
+
+    Parameters have the names of Hugging Face's `gate`: `weight` (E, d) and optionally `bias` (E),
+    which is added to the logits. For a selection bias the buffer `e_score_correction_bias` (E)
+    stays float32 if the module is cast.
+    """
 
     e_score_correction_bias: Tensor | None
     bias: Tensor | None
@@ -89,7 +95,7 @@ class Router(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in get_args(RouterKind):
-            raise ValueError(f"tilemoe: router is {kind!r}, expected 'linear' or 'fixed'")
+            raise ValueError(f"router must be 'linear' or 'fixed', got {kind!r}")
         self.kind, self.dtype = kind, dtype
         empty = lambda *shape: nn.Parameter(
             torch.empty(shape, device=device, dtype=dtype or module_dtype)
@@ -107,15 +113,17 @@ class Router(nn.Module):
                 nn.init.zeros_(bias)
 
     def of_decode(self, x: Tensor, K: int) -> Optional[Gate]:
-        """The Gate for a small T, with which moe_tokens computes the logits of x (T, d); None if
-        the result would differ from calling this module: a part of it was replaced or has hooks,
-        the order of the sum is fixed, or a linear layer would compute in another dtype than the
-        kernel."""
+        """Return the Gate with which moe_tokens computes the logits of x (T, d), for small T.
+
+        Return None if the result would differ from calling this module: a part of it was replaced
+        or has hooks, the order of the sum is fixed, or a linear layer would compute in another
+        dtype than the kernel.
+        """
         if type(self) is not Router or self.kind == "fixed" or is_observed(self):
             return None
         weight, bias = self.weight, self.bias
         if any(t is not None and type(t) not in (Tensor, nn.Parameter) for t in (x, weight, bias)):
-            return None  # DTensors, quantised weights: their own kernels
+            return None  # DTensors and quantised weights have their own kernels
         dtype = self.dtype or x.dtype
         widens = dtype == torch.float32 and weight.dtype in (x.dtype, torch.float32)
         if not (widens if self.dtype else weight.dtype == x.dtype):
@@ -135,8 +143,8 @@ class Router(nn.Module):
         is_cast = autocast_dtype(x.device) is not None
         if self.dtype is None and weight.dtype != x.dtype and not is_cast:
             raise ValueError(
-                f"tilemoe: x is {x.dtype} and gate.weight {weight.dtype}: cast one of them, or "
-                "call the layer under torch.autocast"
+                f"x is {x.dtype} and gate.weight is {weight.dtype}, expected the same "
+                "dtype; cast one of them, or use torch.autocast"
             )
         if self.kind == "fixed":
             return router_logits(x, weight, bias, dtype=self.dtype)
@@ -150,15 +158,18 @@ class Router(nn.Module):
         return logits.reshape(*x.shape[:-1], weight.shape[0])
 
     def _check_devices(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        # A tensor that stayed on meta would make the output noise.
+        # With a tensor that stayed on meta the output would be undefined.
         correction = self.e_score_correction_bias
         names = ("weight", "bias", "e_score_correction_bias")
         for name, tensor in zip(names, (weight, bias, correction)):
             if tensor is not None and tensor.device != x.device:
-                raise ValueError(f"tilemoe: x is on {x.device} and gate.{name} on {tensor.device}")
+                raise ValueError(
+                    f"expected all tensors on one device: x is on {x.device}, gate.{name} is "
+                    f"on {tensor.device}"
+                )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Router":
-        # Updates of 1e-3 are lost in 16 bits, so the bias follows a cast's device, not its dtype.
+        # 16 bits lose updates of 1e-3, so the bias follows the device of a cast, but not its dtype.
         bias = self.e_score_correction_bias
         super()._apply(fn, recurse)
         moved = self.e_score_correction_bias

@@ -1,6 +1,7 @@
-"""Routing as functions of tensors: T tokens choose K of E experts.
+"""Route tokens with functions of tensors: T tokens choose K of E experts.
 
-All results are on the device, and no function waits for the host."""
+All results are on the device, and no function waits for the host.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +22,36 @@ if TYPE_CHECKING:
 
 _ops = _library.operators
 
-Counter = int | Tensor  # seed and offset of stochastic rounding: int, or int64 tensor of one element
+Counter = (
+    int | Tensor
+)  # seed and offset of stochastic rounding: int, or int64 tensor of one element
 
 
 class Aux(NamedTuple):
-    """The counts of a routing, on the device: only reading them makes the host wait."""
+    """Counts of a routing, on the device; the host waits only if it reads them.
 
-    expert_counts: Tensor  # (E) int32: how often each expert was chosen, before rounding
-    dropped: Tensor  # () int32: chosen pairs that rounding dropped
-    added: Tensor  # () int32: pairs that rounding added
-    skipped: Tensor  # () int32: pairs with an id outside [0, E), or a token outside [0, T)
-    without: Tensor  # () int32: tokens without an expert
-    overflow: Tensor  # () int32: pairs that did not fit into the capacity; they are skipped too
-    ids: Tensor  # (..., K) int32: each token's choice, before rounding and capacity, or the given
-    scores: Tensor  # (..., K) float32: its scores, without gradient. Of moe_general both (pairs)
+    Attributes:
+        expert_counts: int32, shape (E): how often each expert was chosen, before token rounding.
+        dropped: int32, shape (): chosen pairs that token rounding removed.
+        added: int32, shape (): pairs that token rounding added.
+        skipped: int32, shape (): pairs with an id outside [0, E) or a token outside [0, T).
+        without: int32, shape (): tokens without an expert.
+        overflow: int32, shape (): pairs that exceeded the capacity; they are also counted in
+            skipped.
+        ids: int32, shape (..., K): chosen or given experts of each token, before token rounding and
+            capacity; shape (pairs) for `moe_general`.
+        scores: float32, shape (..., K): scores of ids, without gradient; shape (pairs) for
+            `moe_general`.
+    """
+
+    expert_counts: Tensor
+    dropped: Tensor
+    added: Tensor
+    skipped: Tensor
+    without: Tensor
+    overflow: Tensor
+    ids: Tensor
+    scores: Tensor
 
 
 _top_k, _scores_at = Reader("top_k", OfTopK, "K"), Reader("scores_at", OfScores)
@@ -50,24 +67,24 @@ def top_k(
     ids_dtype: torch.dtype = torch.int32,
     **options: Unpack[OfTopK],
 ) -> tuple[Tensor, Tensor]:
-    """Choose each token's K experts and compute their scores, in descending order.
+    """Choose the K experts of each token and compute their scores, in descending order.
 
-    Ties go to the lower id, NaN ranks last.
+    Ties go to the lower id; NaN ranks last.
 
     Args:
-        logits: the router's, float32, bfloat16 or float16.
-        K: experts per token.
-        selection_bias: for the sigmoid scorings: added to choose experts, not to the scores.
+        logits: Logits of the router, float32, bfloat16 or float16, shape (..., E).
+        K: Experts per token.
+        selection_bias: Added to the sigmoid scores to choose experts, but not to the scores;
+            float32, shape (E).
         ids_dtype: torch.int32 or torch.int64.
-
-    Shape:
-        logits (..., E) -> scores (..., K), ids (..., K); selection_bias (E) float32.
+        **options: Options of the choice by name; see `tilemoe.options.Options`.
 
     Returns:
-        The scores, float32 and differentiable in the logits, and the experts' ids.
+        Scores, float32, shape (..., K), differentiable in the logits, and ids, shape (..., K).
 
     Raises:
-        ValueError: K is outside 1 to E, or another argument does not fit; it names the argument.
+        ValueError: K is outside [1, E], or another argument is wrong; the message names the
+            argument.
 
     Example:
         >>> scores, ids = tilemoe.top_k(torch.tensor([[0.0, 2.0, 1.0]]), 2)
@@ -87,7 +104,7 @@ def top_k(
     return shaped_like(scores, logits), shaped_like(ids, logits)
 
 
-topk_router = top_k  # its name up to 0.2
+topk_router = top_k  # name up to version 0.2
 
 
 def router_logits(
@@ -99,29 +116,28 @@ def router_logits(
 ) -> Tensor:
     """Compute a router's logits x weight^T + bias in one order of the sum.
 
-    The bits of a token's logits depend on neither the number of tokens, nor the token's place among
-    them, nor the other tokens, so a rollout and training choose the same experts. The gradient of x
-    has the same property; those of weight and bias have the same bits in each run. The bits may
-    differ between devices.
+    The bits of a token's logits do not depend on the number of tokens, on the token's place among
+    them or on the other tokens, so a rollout and training choose the same experts. The gradient of
+    x has the same property; the gradients of weight and bias have the same bits in each run. The
+    bits may differ between devices.
 
     Args:
-        x: the tokens; float32, bfloat16 or float16 on the CPU, bfloat16 or float16 on a GPU.
-        weight: the router's, in x's dtype or in float32. On a GPU a float32 weight requires x in
-            bfloat16, and is computed as a sum of three bfloat16 terms, which have its 24 bits.
-        bias: added to the logits in float32, before they are rounded.
-        dtype: of the logits: torch.float32, torch.bfloat16 or torch.float16. None: x's. Under
-            autocast with None, x, weight and bias are cast, as in a linear layer.
-
-    Shape:
-        x (..., d), weight (E, d), bias (E) -> logits (..., E); d a multiple of 8.
+        x: Tokens, shape (..., d), d a multiple of 8; float32, bfloat16 or float16 on the CPU,
+            bfloat16 or float16 on a GPU.
+        weight: Weight of the router in x's dtype or in float32, shape (E, d). On a GPU a float32
+            weight requires x in bfloat16, and is computed as a sum of three bfloat16 terms, which
+            have its 24 bits.
+        bias: Added to the logits in float32 before they are rounded, shape (E).
+        dtype: Dtype of the logits: torch.float32, torch.bfloat16 or torch.float16. None: x's dtype.
+            Under autocast with None, x, weight and bias are cast, as in a linear layer.
 
     Returns:
-        The logits, differentiable in x, weight and bias.
+        Logits, shape (..., E), differentiable in x, weight and bias.
 
     Raises:
-        ValueError: a shape, a dtype or a device does not fit; it names the argument.
-        TypeError: an argument is no tensor.
-        NotImplementedError: no kernel supports the dtypes, float32 tokens on a GPU for instance.
+        ValueError: A shape, a dtype or a device is wrong; the message names the argument.
+        TypeError: An argument is not a tensor.
+        NotImplementedError: No kernel supports the dtypes, for example float32 tokens on a GPU.
 
     Example:
         >>> x, weight = torch.randn(6, 16), torch.randn(4, 16)
@@ -143,26 +159,24 @@ def router_logits(
 
 @_scores_at.shows
 def scores_at(logits: Tensor, ids: Tensor, **options: Unpack[OfScores]) -> Tensor:
-    """Compute the scores of experts that were chosen elsewhere, in a rollout for instance, by a
-    rule of `top_k`.
+    """Compute the scores of given experts, for example those of a rollout, by a rule of `top_k`.
 
-    If the ids are those that `top_k` chooses, in its order, the scores have the same bits. Pass
-    them on with `moe(x, scores, ..., ids=ids)`.
+    If the ids are those that `top_k` chooses, in its order, the scores have the same bits. Pass the
+    scores to `moe(x, scores, ..., ids=ids)`.
 
     Args:
-        logits: the router's, float32, bfloat16 or float16.
-        ids: the experts, int32 or int64. An id outside [0, E) is absent: it has score 0 and is not
-            part of a sum. An id that occurs twice counts twice.
-
-    Shape:
-        logits (..., E), ids (..., K) -> (..., K).
+        logits: Logits of the router, float32, bfloat16 or float16, shape (..., E).
+        ids: Experts, int32 or int64, shape (..., K). An id outside [0, E) is absent: its score is
+            0, and it is not part of a sum. An id that occurs twice counts twice.
+        **options: Options of the scores by name; see `tilemoe.options.Options`.
 
     Returns:
-        The scores, float32 and differentiable in the logits.
+        Scores, float32, shape (..., K), differentiable in the logits.
 
     Raises:
-        ValueError: a shape, a dtype, a device or an option does not fit; it names the argument.
-        TypeError: an argument is no tensor.
+        ValueError: A shape, a dtype, a device or an option is wrong; the message names the
+            argument.
+        TypeError: An argument is not a tensor.
 
     Example:
         >>> logits = torch.tensor([[0.0, 2.0, 1.0]])
@@ -176,8 +190,8 @@ def scores_at(logits: Tensor, ids: Tensor, **options: Unpack[OfScores]) -> Tenso
     if ids.shape[:-1] != logits.shape[:-1] or ids.dim() == 0 or ids.shape[-1] < 1:
         leading = "".join(f"{size}, " for size in logits.shape[:-1])
         raise ValueError(
-            f"tilemoe: ids has shape {shape_text(ids.shape)}, expected ({leading}K) for these "
-            "logits, K at least 1"
+            f"ids has shape {shape_text(ids.shape)}, expected ({leading}K) with K >= 1 for "
+            "these logits"
         )
     return shaped_like(scores_of(rows, rows_of(ids, "ids", "(..., K)"), chosen), logits)
 
@@ -192,29 +206,31 @@ def rounded_router(
     offset: Counter | None = None,
     **options: Unpack[OfRounding],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose each token's experts with token rounding, as pairs for `moe_general`, which computes
-    from them the same as `moe` with the same rounding options.
+    """Choose the experts of each token with token rounding, as pairs for `moe_general`.
+
+    `moe_general` computes from these pairs the same as `moe` with the same rounding options.
 
     Args:
-        logits: the router's, float32, bfloat16 or float16.
-        K: experts per token, before rounding.
-        rounding, seed, offset: as in `moe`.
-
-    Shape:
-        logits (T, E) -> tokens, experts and scores (pairs), the maximum number of pairs.
+        logits: Logits of the router, float32, bfloat16 or float16, shape (T, E).
+        K: Experts per token, before rounding.
+        rounding: As in `moe`.
+        seed: As in `moe`.
+        offset: As in `moe`.
+        **options: Options of token rounding by name; see `tilemoe.options.Options`.
 
     Returns:
-        tokens and experts, int32, sorted by token, and scores, float32 and differentiable in the
-        logits: the softmax over all experts. The score of a chosen pair is divided by the sum over
-        the token's K chosen experts, including those that rounding drops. Pairs past the last have
-        token T, expert E and score 0, and are skipped.
+        Tokens, int32, shape (pairs) for the maximum number of pairs, sorted; experts, int32, shape
+        (pairs); and scores, float32, shape (pairs), differentiable in the logits: the softmax over
+        all experts. The score of a chosen pair is divided by the sum over the token's K chosen
+        experts, including those that rounding removes. Unused pairs at the end have token T, expert
+        E and score 0, and are skipped.
 
     Raises:
-        ValueError: an argument does not fit.
+        ValueError: An argument is wrong; the message names the argument.
     """
     _library.require_device(logits, "logits")
     if logits.dim() != 2:
-        raise ValueError(f"tilemoe: logits has shape {shape_text(logits.shape)}, expected (T, E)")
+        raise ValueError(f"logits has shape {shape_text(logits.shape)}, expected (T, E)")
     T, E = logits.shape
     how = _rounded_router({"K": K, "rounding": rounding, **options})
     routing, capacity, _ = route_rounded(logits, how, seed, offset)
@@ -230,7 +246,7 @@ def rounded_router(
     experts = torch.where(there, expert.to(torch.int32), E)
     chosen, ids = top_k(logits, K, ids_dtype=torch.int64)
     score_of = logits.float().softmax(-1).scatter(-1, ids, chosen)  # (T, E)
-    # Pairs past the last may have any place; each has its own, since gradients are added there.
+    # Unused pairs may have any place; each has its own, because gradients are added there.
     at = torch.where(there, tokens.long() * E + experts, pair)
     scores = torch.where(there, score_of.flatten().gather(0, at), 0.0)
     return tokens, experts, scores
@@ -241,24 +257,21 @@ def router_losses(
 ) -> tuple[Tensor, Tensor]:
     """Compute the router's losses: the load balance loss and the z loss.
 
-    balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
-    arXiv 2101.03961, equation 4), with c the expert_counts;
-    z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
+    The balance loss is E * sum_e (c_e / sum(c)) * mean_t p(t, e), which is 1 if balanced (Switch
+    Transformer, arXiv 2101.03961, equation 4), with c the expert_counts. The z loss is
+    mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
 
     Args:
-        logits: the router's.
-        expert_counts: tokens that chose each expert, int32, as in `Aux`.
-        token_mask: bool; a token with False, such as padding, is in neither mean and has no
-            gradient. expert_counts must not count it either. None: every token counts.
-
-    Shape:
-        logits (..., E), expert_counts (E), token_mask (...) -> two scalars.
+        logits: Logits of the router, shape (..., E).
+        expert_counts: Tokens per expert, int32, shape (E), as in `Aux`.
+        token_mask: bool, shape (...); a token with False, for example padding, is in neither mean
+            and has no gradient, and expert_counts must not count it. None: every token counts.
 
     Returns:
-        balance and z, float32, differentiable in the logits.
+        balance and z, float32 scalars, differentiable in the logits.
 
     Raises:
-        ValueError: a shape or a dtype does not fit.
+        ValueError: A shape or a dtype is wrong.
     """
     _library.require_device(logits, "logits")
     rows = rows_of(logits, "logits", "(..., E)")
@@ -266,7 +279,7 @@ def router_losses(
         check_token_mask(token_mask, logits, "logits")
         # The operator leaves a token with a NaN logit out of its means; it has no gradient.
         rows = rows.masked_fill(~token_mask.reshape(-1, 1), torch.nan)
-    # Copies, not views: FSDP-2 warns if outputs of a module are views and have a gradient.
+    # Copies, not views: FSDP-2 warns if a module's outputs are views with a gradient.
     losses = ops.call(_ops.router_losses.default, rows, expert_counts)
     balance, z = torch.ops.aten.unbind_copy.int(losses)
     return balance, z
@@ -280,31 +293,34 @@ def check_token_mask(mask, tokens, name):
     if mask.dtype != torch.bool or mask.shape != tokens.shape[:-1]:
         seen, expected = shape_text(mask.shape), shape_text(tokens.shape[:-1])
         raise ValueError(
-            f"tilemoe: token_mask is {mask.dtype} {seen}, expected torch.bool {expected}, a value "
-            f"for each token of {name}"
+            f"token_mask is {mask.dtype} {seen}, expected torch.bool {expected}, one value "
+            f"per token of {name}"
         )
 
 
 def rows_of(tensor, name, expected):
-    """(..., width) as (rows, width)."""
+    """Return (..., width) as (rows, width)."""
     dims = tensor.dim()
     if dims == 2:
         return tensor
     if dims == 0:
-        raise ValueError(f"tilemoe: {name} has shape (), expected {expected}")
+        raise ValueError(f"{name} has shape (), expected {expected}")
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def shaped_like(rows, like):
-    """(rows, width), to which the caller has the only reference, as (..., width). A view without
-    effect would be a node of the graph, and FSDP-2 warns if a module returns a view of autograd."""
+    """Return rows (rows, width), to which the caller has the only reference, as (..., width).
+
+    A view without effect would be a node of the graph, and FSDP-2 warns if a module returns a view
+    of autograd.
+    """
     if like.dim() == 2:
         return rows
     return torch.ops.aten._unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 
 
 def choose(logits, options, selection_bias, ids_dtype=torch.int32):
-    """logits (T, E) -> scores (T, K), ids (T, K), counts (E), by the choice of the options."""
+    """Choose by the options: logits (T, E) -> scores (T, K), ids (T, K), counts (E)."""
     _checks.groups(options, logits.shape[1], options.K)
     factor = options.routed_scaling_factor
     args = (logits, selection_bias, options.rule, factor, ids_dtype)
@@ -312,21 +328,25 @@ def choose(logits, options, selection_bias, ids_dtype=torch.int32):
 
 
 def scores_of(logits, ids, options):
-    """logits (T, E), ids (T, K) -> scores (T, K)."""
+    """Compute scores (T, K) from logits (T, E) and ids (T, K)."""
     args = (logits, ids, options.rule[At.SCORING], options.routed_scaling_factor)
     return ops.call(_ops.scores_at.default, *args)
 
 
 def route_rounded(logits, options, seed, offset):
-    """The rounded routing of logits (T, E), its maximum rows, the counts (E) before rounding."""
+    """Return the rounded routing of logits (T, E), its maximum rows, the unrounded counts (E)."""
     rounding, m, tokens = options.rounding, options.m, options.rounding_tokens
     number = _checks.number("rounding", LITERALS["rounding"], rounding)
     if (rounding == "stochastic") != (seed is not None and offset is not None):
-        raise ValueError("tilemoe: stochastic rounding, and only it, requires a seed and an offset")
+        if rounding == "stochastic":
+            raise ValueError("seed and offset are required with rounding='stochastic'")
+        raise ValueError(
+            f"seed and offset require rounding='stochastic', got rounding={rounding!r}"
+        )
     seed, offset = (_counter(value, logits.device) for value in (seed, offset))
     (T, E), K = logits.shape, options.K
     if tokens is not None and (tokens < 1 and T > 0 or T % max(tokens, 1)):
-        raise ValueError(f"tilemoe: rounding_tokens is {tokens}, but T = {T} is no multiple of it")
+        raise ValueError(f"rounding_tokens must divide T = {T}, got {tokens}")
     tokens = 0 if tokens is None or tokens >= T else tokens
     args = (logits.detach(), seed, offset, K, m, number, tokens)
     routing, counts = ops.call_undifferentiated(_ops.route_rounded.default, *args)
@@ -334,7 +354,7 @@ def route_rounded(logits, options, seed, offset):
 
 
 def choose_as_rounding(logits, options):
-    """logits (T, E) -> ids and scores (T, K) that rounding starts from, without a gradient."""
+    """Return ids and scores (T, K) before rounding, from logits (T, E), without gradient."""
     scores, ids = top_k(logits.detach(), options.K)
     return ids, scores
 
@@ -348,8 +368,10 @@ def _counter(value, device):
 
 
 def narrowed_to_experts(ids: Tensor, scores: Tensor, E: int) -> tuple[Tensor, Tensor]:
-    """ids and scores (N, K) of a choice -> the same, or (N, E) with a place for each expert here if
-    K is larger than E. An expert that a token has twice gets the sum of both scores."""
+    """Return ids and scores (N, K), or (N, E) with a place per expert if K is larger than E.
+
+    An expert that a token has twice gets the sum of both scores.
+    """
     if ids.shape[1] <= E:
         return ids, scores
     experts = torch.arange(E, dtype=ids.dtype, device=ids.device)
@@ -359,27 +381,29 @@ def narrowed_to_experts(ids: Tensor, scores: Tensor, E: int) -> tuple[Tensor, Te
 
 
 def counts_of_ids(ids, E):
-    """(E) int32: how often each expert is among ids (T, K)."""
+    """Count how often each expert is among ids (T, K) -> int32 (E)."""
     there = torch.where((ids >= 0) & (ids < E), ids, E).flatten().long()
     counts = torch.zeros(E + 1, dtype=torch.int32, device=ids.device)
     return counts.scatter_add(0, there, torch.ones_like(there, dtype=torch.int32))[:E]
 
 
 def int32_ids(ids):
-    """Given ids in int32. An id outside of int32 stays outside of [0, E)."""
+    """Return given ids in int32. An id outside int32 stays outside [0, E)."""
     if ids.dtype == torch.int32:
         return ids
     return ids.clamp(-1, torch.iinfo(torch.int32).max).int()
 
 
 def given_choice(ids, scores):
-    """The ids and scores of an Aux, of a choice that the caller made."""
+    """Return the ids and scores of an Aux for a choice by the caller."""
     return int32_ids(ids.detach()), scores.detach().float()
 
 
 def aux_of_pairs(routing, E, T, capacity, choice, counts=None):
-    """The Aux of a routing of given pairs; choice: their ids and scores; counts (E): if some pairs
-    may have no row."""
+    """Return the Aux of a routing of given pairs.
+
+    choice: their ids and scores; counts: (E), if some pairs may have no row.
+    """
     offsets, counters = offsets_of(routing, E), counters_of(routing)
     row_token = array_of("row_token", routing, TOP_K, T, E, capacity)  # as in a general routing
     there = torch.arange(capacity, device=routing.device) < offsets[E]

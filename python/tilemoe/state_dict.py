@@ -1,12 +1,15 @@
-"""Converts state dicts between `MoE`'s names and layouts, which are those of transformers' experts,
-and those of Hugging Face's checkpoints, torchtitan and ScatterMoE. No value changes: every round
+"""Convert state dicts between `MoE`'s names and those of checkpoints, torchtitan and ScatterMoE.
+
+The names and layouts of `MoE` are those of transformers' experts. No value changes: every round
 trip returns the same bits.
 
-A function takes a state dict of one layer or of a whole model and returns a new one: the entries
-that it recognises by the end of their names are converted in their place, and all others are
-returned unchanged. A converted tensor has new memory if rows move, else it is the given tensor.
+A function reads a state dict of one layer or of a whole model and returns a new one: entries that
+it recognises by the end of their names are converted, and all others are returned unchanged. A
+converted tensor has new memory if its rows move, else it is the given tensor.
 
-Here                                     Hugging Face's (e: an expert)
+Names of Hugging Face checkpoints (e: an expert)::
+
+    TileMoE                                  Hugging Face
     gate.weight, gate.bias                   router.weight, router.bias (gpt-oss)
     experts.gate_up_proj (E, 2n, d)          experts.{e}.gate_proj.weight, .up_proj.weight;
                                              experts.{e}.w1.weight, .w3.weight (Mixtral);
@@ -16,7 +19,9 @@ Here                                     Hugging Face's (e: an expert)
     shared_experts.*_proj.weight             the same (DeepSeek); shared_expert.*_proj.weight (Qwen)
     shared_expert_gate.weight (1, d)         the same (Qwen)
 
-Here                                     torchtitan 0.3.0 (* routed_experts.inner_experts)
+Names of torchtitan 0.3.0 (``*``: routed_experts.inner_experts)::
+
+    TileMoE                                  torchtitan
     gate.weight (E, d), gate.bias (E)        router.gate.weight, router.gate.bias
     gate.e_score_correction_bias (E)         expert_bias_E
     experts.gate_up_proj (E, 2n, d)          *.w1_EFD (E, n, d) the gate, *.w3_EFD (E, n, d) the up
@@ -24,9 +29,11 @@ Here                                     torchtitan 0.3.0 (* routed_experts.inne
     shared_experts.{gate,up,down}_proj       shared_experts.{w1,w3,w2}
     shared_expert_gate                       shared_experts.gate
 
-Here                                     ScatterMoE's GLUMLP and MLP (the router is the caller's)
+Names of ScatterMoE's GLUMLP and MLP (the caller has the router)::
+
+    TileMoE                                  ScatterMoE
     experts.gate_up_proj (E, 2n, d)          experts.weight (E, 2n, d): n up rows, then n gate rows
-    experts.up_proj (E, n, d), not gated     experts.weight (E, n, d)
+    experts.up_proj (E, n, d), no gate       experts.weight (E, n, d)
     experts.down_proj (E, d, n)              output_experts.weight (E, d, n)
     experts.(gate_)up_proj_bias              experts.bias, in the order of its weight's rows
     experts.down_proj_bias (E, d)            output_experts.bias (E, d)
@@ -62,8 +69,16 @@ _TITAN_RENAMED = {  # torchtitan's: ours
 
 
 def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
-    """Convert torchtitan's names and (w1, w2, w3) to ours. Non-persistent counters need no
-    conversion."""
+    """Convert torchtitan's names and (w1, w2, w3) to those of TileMoE.
+
+    Non-persistent counters need no conversion.
+
+    Args:
+        state_dict: State dict of one layer or of a whole model.
+
+    Returns:
+        A new state dict.
+    """
     w1, w3 = _TITAN + "w1_EFD", _TITAN + "w3_EFD"
     converted = {}
     for key, tensor in state_dict.items():
@@ -81,8 +96,17 @@ def from_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
 
 
 def to_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
-    """Convert ours to torchtitan's names and (w1, w2, w3). Raises ValueError for entries that
-    torchtitan does not support: experts without a gate, or with biases."""
+    """Convert names and weights of TileMoE to torchtitan's (w1, w2, w3).
+
+    Args:
+        state_dict: State dict of one layer or of a whole model.
+
+    Returns:
+        A new state dict.
+
+    Raises:
+        ValueError: torchtitan does not support an entry: experts without a gate, or with biases.
+    """
     renamed = {ours: titan for titan, ours in _TITAN_RENAMED.items()}
     unsupported = (
         "experts.up_proj",
@@ -96,7 +120,9 @@ def to_torchtitan(state_dict: StateDict) -> dict[str, Tensor]:
         if ending is None:
             converted[key] = tensor
         elif ending in unsupported:
-            raise ValueError(f"{key}: torchtitan's experts have a gate and no biases")
+            raise ValueError(
+                f"torchtitan requires experts with a gate and without biases, got {key}"
+            )
         elif ending == "experts.gate_up_proj":
             gate, up = _halves(key, tensor)
             converted[prefix + _TITAN + "w1_EFD"] = gate.contiguous()
@@ -113,20 +139,31 @@ def _halves(key, tensor):
 
 
 def _halves_swapped(key, tensor):
-    """(E, 2n, ...) -> the same with its two halves swapped."""
+    """Return a tensor (E, 2n, ...) with its two halves swapped."""
     first, second = _halves(key, tensor)
     return torch.cat([second, first], dim=1)
 
 
-_SCATTER = {  # ScatterMoE's: ours, where the row order is the same
+_SCATTER = {  # ScatterMoE's: ours, with the same row order
     "output_experts.weight": "experts.down_proj",
     "output_experts.bias": "experts.down_proj_bias",
 }
 
 
 def from_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
-    """Convert ScatterMoE's `GLUMLP` (up rows, then gate rows) or `MLP` to ours. The shapes of the
-    two weights distinguish an MLP from a GLUMLP."""
+    """Convert ScatterMoE's `GLUMLP` (up rows, then gate rows) or `MLP` to TileMoE's names.
+
+    The shapes of the two weights distinguish an MLP from a GLUMLP.
+
+    Args:
+        state_dict: State dict of one layer or of a whole model.
+
+    Returns:
+        A new state dict.
+
+    Raises:
+        ValueError: The shapes of two weights do not match.
+    """
     converted = {}
     for key, tensor in state_dict.items():
         prefix, ending = split_key(key, (*_SCATTER, "experts.weight", "experts.bias"))
@@ -144,14 +181,21 @@ def from_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
                 converted[prefix + "experts.up_proj" + suffix] = tensor
             else:
                 raise ValueError(
-                    f"{key} has shape {tuple(tensor.shape)}, expected dimension 1 to be {n} or "
-                    f"{2 * n}, as {prefix}output_experts.weight has n = {n}"
+                    f"{key} has shape {tuple(tensor.shape)}, expected dimension 1 to be "
+                    f"{n} or {2 * n}, because {prefix}output_experts.weight has n = {n}"
                 )
     return converted
 
 
 def to_scattermoe(state_dict: StateDict) -> dict[str, Tensor]:
-    """Convert ours to ScatterMoE's `GLUMLP` (gated) or `MLP` (not gated)."""
+    """Convert TileMoE's names to ScatterMoE's `GLUMLP` (with a gate) or `MLP` (without a gate).
+
+    Args:
+        state_dict: State dict of one layer or of a whole model.
+
+    Returns:
+        A new state dict.
+    """
     same = {ours: scatter for scatter, ours in _SCATTER.items()}
     same |= {"experts.up_proj": "experts.weight", "experts.up_proj_bias": "experts.bias"}
     gated = {

@@ -1,19 +1,21 @@
-"""torchtitan's experts, computed by TileMoE. torchtitan 0.3.0's trainer requires torch 2.15.
+r"""Compute torchtitan's experts with TileMoE.
 
-    torchrun --nproc-per-node 1 -m torchtitan.train --module qwen3 --config qwen3_moe_debug \\
-      --override.imports tilemoe.torchtitan.experts
+Launch (torchtitan 0.3.0's trainer requires torch 2.15)::
 
-replaces every `GroupedExperts` of the model's configuration, gpt-oss's too, by a subclass that
-keeps the parameters, their names, initialisation and sharding, and computes them as one grouped
-layer with `tilemoe.grouped_experts`: w1, w3 and w2 are read in place, and the activation is not
-kept for backward. Routers, dispatchers (expert parallelism), combination and checkpoints stay
-torchtitan's. The GEMMs are in bfloat16, as torchtitan's are.
+    torchrun --nproc-per-node 1 -m torchtitan.train --module qwen3 --config qwen3_moe_debug \
+        --override.imports tilemoe.torchtitan.experts
 
-`--override.imports tilemoe.torchtitan.routed_experts` replaces every `RoutedExperts`, with the
-dispatch of tokens and the combination of results: experts gather a token's row when they load it,
-and one kernel scores and adds up their results. This applies without expert parallelism, in place
-of torchtitan's all-to-all, and around DeepEP and HybridEP. With other dispatchers it is the same as
-`experts`.
+This override replaces every `GroupedExperts` of the model's configuration, also gpt-oss's, by a
+subclass that keeps the parameters with their names, initialisation and sharding. The subclass
+computes them as one grouped layer with `tilemoe.grouped_experts`: w1, w3 and w2 are read in place,
+and the activation is not saved for backward. Routers, dispatchers (expert parallelism), combination
+and checkpoints are torchtitan's. The GEMMs are in bfloat16, as torchtitan's are.
+
+`--override.imports tilemoe.torchtitan.routed_experts` replaces every `RoutedExperts`, including the
+dispatch of tokens and the combination of results: the GEMM gathers a token's row while it loads the
+row, and one kernel scores and adds the results. This applies without expert parallelism, in place
+of torchtitan's all-to-all, and around DeepEP and HybridEP. With other dispatchers the override is
+the same as `experts`.
 """
 
 from . import _private
@@ -30,30 +32,45 @@ from .options import Dispatch
 __all__ = ["experts", "routed_experts"]
 
 
-@override(target=RoutedExperts.Config, description="Route, compute and combine by TileMoE.")
+@override(target=RoutedExperts.Config, description="Route, compute and combine with TileMoE.")
 def routed_experts(
     cfg: RoutedExperts.Config,
     capacity_factor: float | None = None,
     dispatch: Dispatch = "all_gather",
 ) -> RoutedExperts.Config:
-    """Make the replacing configuration, as the override's factory. capacity_factor: under expert
-    parallelism by all-to-all, the capacity as a multiple of the mean of a rank's pairs, past which
-    the output is NaN; None: memory for every routing. dispatch: as in
-    `tilemoe.expert_parallel.moe`.
+    """Return the replacing configuration; this is the override's factory.
+
+    Args:
+        cfg: Configuration that torchtitan found.
+        capacity_factor: With expert parallelism by all-to-all, the capacity as a multiple of the
+            mean number of pairs of a rank, above which the output is NaN. None: memory for every
+            routing.
+        dispatch: As in `tilemoe.expert_parallel.moe`.
+
+    Raises:
+        NotImplementedError: The configuration is that of a class derived from RoutedExperts.
     """
     if type(cfg) is not RoutedExperts.Config:
         raise NotImplementedError(
-            f"tilemoe cannot compute {_library.class_of(cfg)}: it replaces "
-            "RoutedExperts itself, not classes derived from it"
+            f"TileMoE replaces RoutedExperts but not derived classes, got {_library.class_of(cfg)}"
         )
     own = dict(inner_experts=experts(cfg.inner_experts), capacity_factor=capacity_factor)
     return derive(cfg, TileMoERoutedExperts.Config, **own, dispatch=dispatch)
 
 
-@override(target=GroupedExperts.Config, description="Compute grouped experts by TileMoE.")
+@override(target=GroupedExperts.Config, description="Compute grouped experts with TileMoE.")
 def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
-    """Make the replacing configuration, as the override's factory: torchtitan calls it for every
-    experts configuration that it finds."""
+    """Return the replacing configuration; this is the override's factory.
+
+    torchtitan calls it for every experts configuration that it finds.
+
+    Args:
+        cfg: Configuration that torchtitan found.
+
+    Raises:
+        NotImplementedError: The configuration is that of a class derived from GroupedExperts or
+            GptOssGroupedExperts.
+    """
     kind = type(cfg)
     if kind is GroupedExperts.Config:
         return derive(cfg, TileMoEGroupedExperts.Config)
@@ -61,12 +78,12 @@ def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
         "torchtitan.models.gpt_oss.moe",
         "GptOssGroupedExperts.Config",
     ):
-        _private.require("torchtitan's gpt-oss by tilemoe")
-        # Imported only if it is used: its package requires a newer torch than the others.
+        _private.require("TileMoE for torchtitan's gpt-oss")
+        # Imported only if used: its package requires a newer torch than the others.
         from .integrations.torchtitan_gpt_oss import TileMoEGptOssGroupedExperts
 
         return derive(cfg, TileMoEGptOssGroupedExperts.Config)
     raise NotImplementedError(
-        f"tilemoe cannot compute {kind.__module__}.{kind.__qualname__}: it replaces GroupedExperts "
-        "and GptOssGroupedExperts themselves, not classes derived from them"
+        "TileMoE replaces GroupedExperts and GptOssGroupedExperts but not derived "
+        f"classes, got {kind.__module__}.{kind.__qualname__}"
     )

@@ -1,4 +1,6 @@
-"""Hugging Face transformers' experts, computed by TileMoE.
+"""Compute the experts of Hugging Face transformers with TileMoE.
+
+Example::
 
     import tilemoe.transformers
     tilemoe.transformers.register()
@@ -7,8 +9,8 @@
 The model's weights are read in place, in the layout that their class declares: nothing is copied,
 converted or renamed, so checkpoints, optimizers and adapters do not change.
 
-Experts of checkpoints in MXFP4 and FP8 stay quantised, and a checkpoint in 16 bits is quantised while
-it is loaded:
+Experts of checkpoints in MXFP4 and FP8 stay quantised. A checkpoint in 16 bits can be quantised
+while it is loaded::
 
     config = tilemoe.transformers.QuantizedExpertsConfig("nf4")
     model = AutoModelForCausalLM.from_pretrained(
@@ -17,10 +19,10 @@ it is loaded:
 
 The activation is not derived from a name: the class's own `_apply_gate` (or `act_fn`, without a
 gate) is evaluated once, on the CPU, over a grid of values, and the form with the same values and
-gradients is used. The class's own forward then computes random tokens with small random weights, and
-the result must equal TileMoE's. A class with another gate, with another forward, or with a
-parameter, buffer, submodule or flag that the experts interface does not describe, raises
-NotImplementedError.
+gradients is used. The class's own forward then computes random tokens with small random weights,
+and the result must equal TileMoE's. NotImplementedError is raised for a class with another gate,
+with another forward, or with a parameter, buffer, submodule or flag that the experts interface does
+not describe.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names of classes that derive from transformers', which is imported when they are used."""
+    """Return a class that derives from transformers', which is imported only then."""
     if name in ("QuantizedExpertsConfig", "quantize"):
         from .integrations import quantized_loading
 

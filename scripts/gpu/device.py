@@ -6,8 +6,10 @@ import sys
 
 
 def each(script, *query):
-    """nvidia-smi's answers by name, for every GPU of CUDA_VISIBLE_DEVICES; ends the program if
-    none answers."""
+    """Return nvidia-smi's values by name for each GPU of CUDA_VISIBLE_DEVICES.
+
+    End the program if nvidia-smi fails.
+    """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = [f"--id={named}"] if named else []
     try:
@@ -17,10 +19,10 @@ def each(script, *query):
     except (OSError, subprocess.CalledProcessError):
         lines = []
     if not lines:
-        sys.exit(f"{script}: error: no GPU answers here (nvidia-smi); run this where one does")
+        sys.exit(f"{script}: error: nvidia-smi found no GPU; this script needs one")
     return [dict(zip(query, line.split(", "))) for line in lines]
 
 
 def facts(script, *query):
-    """Those for the first GPU."""
+    """Return the values of the first GPU."""
     return each(script, *query)[0]

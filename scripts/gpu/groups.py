@@ -1,4 +1,4 @@
-"""Runs programs from several threads, each in a process group of its own, and leaves none running."""
+"""Run programs from several threads, each in its own process group, and leave none running."""
 
 import contextlib
 import os
@@ -8,28 +8,33 @@ import threading
 from concurrent.futures import wait
 
 _running = set()
-_starting = threading.Lock()  # locked while a program is begun and put there
+_starting = threading.Lock()  # held while a program is started and added to _running
 
 
 def _end_with_all(signal_number, _):
-    _starting.acquire()  # for good: nothing is begun after this
-    for process in list(_running):  # a thread may take its own out meanwhile
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+    _starting.acquire()  # never released: no program starts after this
+    for process in list(_running):  # a copy: threads may remove their programs
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended
             os.killpg(process.pid, signal.SIGKILL)
     os._exit(128 + signal_number)
 
 
 def end_together():
-    """From now on, what run() has begun ends with this program when a signal ends it. Then the
-    main thread must not call run(), and must wait with in_order()."""
+    """End the programs that run() has started when a signal ends this program.
+
+    After this call the main thread must not call run(), and must wait with in_order().
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_with_all)
 
 
 def run(command, limit_s, environment, before=lambda: None):
-    """(exit status, all that it said); None for the status of one that was ended after `limit_s`, its
-    children with it. `before()` runs while no thread starts a program, which would have the files
-    that it writes open for a moment."""
+    """Run a program; return its exit status and its output.
+
+    After `limit_s` seconds the program and its children are killed, and the status is None.
+    `before()` runs while no thread starts a program: a program that starts inherits, for a moment,
+    the files that `before()` has open for writing.
+    """
     with _starting:
         before()
         process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
@@ -48,8 +53,11 @@ def run(command, limit_s, environment, before=lambda: None):
 
 
 def in_order(futures):
-    """Yields them as they are done, in their order. A signal that comes just before a wait does not
-    end it, and Python acts on one only after a wait: none is long."""
+    """Yield futures in their order, each when it is done.
+
+    The waits are short: a signal that arrives just before a wait does not interrupt it, and Python
+    handles the signal only after the wait.
+    """
     for future in futures:
         while not future.done():
             wait([future], timeout=0.5)

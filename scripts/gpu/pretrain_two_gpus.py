@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""examples/pretrain over two GPUs and on one, a few steps each of a small corpus of this repository:
+"""Train examples/pretrain on two GPUs and on one, a few steps each, and compare the losses.
 
-- deterministic, twice: the same losses to the bit;
-- with the gradients' shards in memory of the computing stream (the example's default), and
-  with FSDP's own reduce-scatter: the same losses but for the order of sums;
-- on one GPU: the same step, so the same losses but for that order.
+- Two deterministic runs: the losses are equal bit for bit.
+- Gradient shards in memory of the computing stream (the example's default) and FSDP's own
+  reduce-scatter: the losses are equal up to the order of sums.
+- One GPU: the same step, so the losses are equal up to the order of sums.
 
   scripts/gpu/pretrain_two_gpus.py --json pretrain.json
 
-Needs the package installed, and no network. Its status is 1 if losses differ or a run fails; what
-was found until then is in the file.
+The corpus is text of this repository. The script needs the installed package, but not the network.
+The status is 1 if losses differ or if a run fails; the file then has the results up to that point.
 """
 
 import argparse
@@ -27,9 +27,9 @@ sys.path += [str(EXAMPLE), str(ROOT / "tests" / "torch")]
 import launcher  # noqa: E402
 
 STEPS = 6
-# A loss is a mean over thousands of tokens, of GEMMs in bfloat16 whose sums have another order.
+# A loss is a mean over thousands of tokens; the bfloat16 GEMMs differ in the order of their sums.
 CLOSE = 2e-3
-# FSDP's own: the program with the hook of parallel.py left out.
+# FSDP's own reduce-scatter: the program without the hook of parallel.py.
 OWN_OF_FSDP = """
 import sys
 sys.path.insert(0, {example!r})
@@ -38,8 +38,8 @@ FSDPModule.set_custom_reduce_scatter = lambda self, comm: None
 import train
 sys.exit(train.main())
 """
-# The memory of gradients' shards was taken in the computing stream: counted, so that a run in which
-# the hook did nothing is seen.
+# Counts the gradient shards that the hook allocated in the computing stream, so that a run in which
+# the hook did nothing is reported.
 COUNTED = """
 import sys
 sys.path.insert(0, {example!r})
@@ -56,7 +56,7 @@ sys.exit(status)
 
 
 def corpus(folder):
-    """Bytes of this repository's pages and headers."""
+    """Write a corpus of bytes from this repository's pages and headers."""
     import corpus
     import sources
 
@@ -67,7 +67,7 @@ def corpus(folder):
 
 
 def train(folder, data, *options, processes=2, program=None, device="cuda"):
-    """-> {"losses": [...], "norms": [...]}, or {"failed": its last words}"""
+    """Return {"losses": [...], "norms": [...]}, or {"failed": the end of the output}."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     script = EXAMPLE / "train.py"
@@ -90,7 +90,7 @@ def train(folder, data, *options, processes=2, program=None, device="cuda"):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100,
                               env=environment)  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"failed": "not done in 100 s"}
+        return {"failed": "timed out after 100 s"}
     if done.returncode:
         return {"failed": done.stderr[-2000:]}
     log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
@@ -111,17 +111,17 @@ def close(one, other):
 
 
 def judge(runs):
-    """-> [what is wrong]"""
+    """Return a list of errors."""
     wrong = [f"{name}: {run['failed']}" for name, run in runs.items() if "failed" in run]
     wrong += [
-        f"{name}: {len(run['losses'])} steps, not {STEPS}"
+        f"{name}: expected {STEPS} steps, got {len(run['losses'])}"
         for name, run in runs.items()
         if len(run.get("losses", [])) != STEPS and "failed" not in run
     ]
     if wrong:
         return wrong
     own = runs["own memory"]
-    # Another seed must differ from it, or the bound means nothing.
+    # A run with another seed must exceed the bound; otherwise the bound proves nothing.
     pairs = [
         ("deterministic", "deterministic again", same, True),
         ("own memory", "of FSDP", close, True),
@@ -133,9 +133,9 @@ def judge(runs):
         if compare(runs[first], runs[second]) != want:
             wrong.append(f"{first} and {second} {'differ' if want else 'agree'}")
     if not own["losses"][-1] < own["losses"][0]:
-        wrong.append("own memory: it does not learn")
+        wrong.append("own memory: the loss does not fall")
     if not own["said"] or any(line.endswith(" 0") for line in own["said"]):
-        wrong.append("own memory: no shard was taken from it")
+        wrong.append("own memory: the hook allocated no shard")
     return wrong
 
 
@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("build/gpu/pretrain"))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda",
-                        help="cpu: the same over gloo in float32, to try the command")  # fmt: skip
+                        help="default: cuda; cpu tests the script (gloo, float32)")  # fmt: skip
     args = parser.parse_args()
     work = args.work.resolve()
     data = corpus(work / "corpus")

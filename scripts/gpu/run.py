@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Tests, sanitizes, times and profiles a build on this machine's GPU, stage by stage.
+"""Test, sanitize, time and profile a build on this machine's GPU, stage by stage.
 
   scripts/gpu/run.py --programs build/ci --wheel WHEEL     # every stage
-  scripts/gpu/run.py --programs build/ci test kernels      # these two, which need no wheel
+  scripts/gpu/run.py --programs build/ci test kernels      # two stages, which do not need a wheel
 
-Builds nothing. Each stage ends within 8 minutes and writes a results file, STAGE.jsonl: a measurement
-for each item, with its status, and those that its program made. What passed at this commit is not run
-again, so a run that was interrupted continues. Prints at the end what was skipped and why. The exit
-status is 1 if something failed, if a program skipped a test that it need not skip here, or if anything
-was skipped of a stage that was named.
+The script does not build anything. Each stage ends within 8 minutes and writes a results file,
+STAGE.jsonl: one measurement per item with its status, and the measurements of the item's program.
+An item that passed at this commit is not repeated, so that an interrupted run continues. The
+skipped items are printed at the end with the reasons. The exit status is 1 if an item failed, if a
+program skipped a test without need, or if an item of a named stage was skipped.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import groups
 from stages import ARCHS, AT_ONCE, STAGES, Machine, records
 
 STAGE_LIMIT_S = 480
-PACKAGES = ("torch", "transformers", "torchtitan", "jax")  # whose versions the results have
+PACKAGES = ("torch", "transformers", "torchtitan", "jax")  # whose versions are stored
 
 
 def say(text):
@@ -36,7 +36,7 @@ def say(text):
 
 
 def info(tilemoe, environment, arch="auto"):
-    """Returns the output of `tilemoe info --json` with an arch, and why it has none."""
+    """Return the output of `tilemoe info --json` with an arch, or None and the error."""
     done = subprocess.run([tilemoe, "info", "--json"], capture_output=True, text=True,
                           env={**environment, "TILEMOE_ARCH": arch})
     try:
@@ -46,8 +46,10 @@ def info(tilemoe, environment, arch="auto"):
 
 
 def archs_that_run(tilemoe, environment):
-    """The archs that the first GPU runs with these programs: its own first, then those that
-    TILEMOE_ARCH selects."""
+    """Return the archs that the first GPU runs with these programs.
+
+    The first is the default of the GPU; the others are selected by TILEMOE_ARCH.
+    """
     def selected(arch):
         said, _ = info(tilemoe, environment, arch)
         with contextlib.suppress(KeyError, TypeError, StopIteration):
@@ -61,13 +63,13 @@ def archs_that_run(tilemoe, environment):
 
 
 def memory_mib(gpu):
-    """Returns the MiB in nvidia-smi's answer, such as "81559 MiB"; 0 if it has none."""
+    """Return the number of nvidia-smi's text, such as "81559 MiB", or 0 without a number."""
     figure = gpu["memory.total"].split()[0]
     return int(figure) if figure.isdigit() else 0
 
 
 def digest(paths):
-    """Returns a hash of the contents and names of files."""
+    """Return a hash of the names and contents of files."""
     sha = hashlib.sha256()
     for path in paths:
         sha.update(path.name.encode() + path.read_bytes())
@@ -75,8 +77,11 @@ def digest(paths):
 
 
 def install_once(wheel, packages, folder):
-    """Installs a wheel and a folder of wheels (or None) into a folder of their own, without a network
-    or their requirements, unless it has them already. Returns their digest."""
+    """Install a wheel and a folder of wheels (or None) into `folder`; return their digest.
+
+    The network is not used and requirements are not installed. Wheels that `folder` has already are
+    not installed again.
+    """
     wheels = [wheel, *(sorted(packages.glob("*.whl")) if packages else [])]
     wanted, note = digest(wheels), folder / "wheels.sha256"
     if not note.exists() or note.read_text() != wanted:
@@ -89,7 +94,7 @@ def install_once(wheel, packages, folder):
 
 
 def versions_of(packages, installed):
-    """Those that are installed, of this Python with the wheels."""
+    """Return {package: version} of those that this Python and the folder of wheels have."""
     program = ("import importlib.metadata as m, json, sys\n"
                "found = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
                "print(json.dumps({p: found[p] for p in sys.argv[1:] if p in found}))")
@@ -99,10 +104,10 @@ def versions_of(packages, installed):
 
 
 def run_item(item, folder, environment, limit_s):
-    """Runs one command and returns its result; its output is kept in the folder."""
+    """Run the command of an item, write its output to the folder, and return its result."""
     start = time.monotonic()
     code, output = groups.run(item.command, limit_s, environment)
-    status = (f"not done in {limit_s:.0f} s" if code is None
+    status = (f"timed out after {limit_s:.0f} s" if code is None
               else "passed" if code == 0 else f"exit status {code}")
     (folder / f"{item.name}.log").write_text(output)
     try:
@@ -120,14 +125,14 @@ def run_item(item, folder, environment, limit_s):
         skipped = report.get("skipped", [])
         needless = [one for one in skipped if item.may_skip is not None and one not in item.may_skip]
         if status == "passed" and needless:
-            status = f"skipped though they need not be: {', '.join(needless)}"
+            status = f"skipped without need: {', '.join(needless)}"
         values = report | ({"skipped": len(skipped)} if "skipped" in report else {})
     return {"status": status, "seconds": round(time.monotonic() - start, 1), "values": values,
             "measurements": measurements}
 
 
 def run_stage(name, machine, facts, args, environment):
-    """Runs what has not passed yet; yields (item, its result), in their order."""
+    """Run the items that have not passed yet; yield (item, result) in their order."""
     folder = args.out / name
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + STAGE_LIMIT_S
@@ -140,7 +145,7 @@ def run_stage(name, machine, facts, args, environment):
             say(f"  {item.name}: passed before")
             return json.loads(kept.read_text())["result"]
         if end - time.monotonic() < 5:
-            return {"status": "not begun: the stage's 8 minutes are over"}
+            return {"status": "not started: the stage has used its 8 minutes"}
         result = run_item(item, folder, environment, min(item.limit_s, end - time.monotonic()))
         say(f"  {item.name}: {result['status']}, {result['seconds']} s")
         if result["status"] == "passed":
@@ -155,7 +160,7 @@ def run_stage(name, machine, facts, args, environment):
 
 
 def measurements_of(stage, item, result, facts):
-    """An item's own, and those that its program made."""
+    """Yield the measurement of an item and those of its program."""
     common = {"device": facts["device"], "versions": facts["versions"], "commit": facts["commit"]}
     values = {"gpus": facts["gpus"], "status": result["status"]}
     if item.arch:
@@ -174,29 +179,29 @@ def parsed():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="stage", help=", ".join(STAGES))
     parser.add_argument("--programs", type=pathlib.Path, required=True,
-                        help="a build's folder, or an unpacked scripts/gpu/pack.sh archive")
+                        help="folder of a build, or an unpacked archive of scripts/gpu/pack.sh")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/gpu"),
-                        help="the folder of logs, of what has passed, and of results (build/gpu)")
+                        help="folder of logs, states and results (default: build/gpu)")
     parser.add_argument("--wheel", type=pathlib.Path,
-                        help="the PyTorch package's, for the stages torch, command, sizes, "
+                        help="wheel of the PyTorch package, for the stages torch, command, sizes, "
                              "two-gpus, one-gpu-ranks, bench and jax")
     parser.add_argument("--packages", type=pathlib.Path,
-                        help="a folder of wheels that the package's tests need (packages.sh)")
-    parser.add_argument("--again", action="store_true", help="also run what has passed")
+                        help="folder of wheels that the package's tests need (packages.sh)")
+    parser.add_argument("--again", action="store_true", help="repeat items that have passed")
     args = parser.parse_args()
     for name in args.stages:
         if name not in STAGES:
-            parser.error(f"no stage is called {name}; the stages are {', '.join(STAGES)}")
+            parser.error(f"stage must be one of {', '.join(STAGES)}, got {name!r}")
     args.out = args.out.resolve()
     return args
 
 
 def prepared(args, environment):
-    """The machine, and what its results are about; ends the program without one of them."""
+    """Return the machine and the facts of its results; end the program on an error."""
     installed = args.out / "installed"
     machine = Machine(args.programs, args.wheel, args.packages, installed)
     if "tilemoe" not in machine.programs:
-        sys.exit(f"run.py: error: {args.programs} has no program tilemoe; build it first")
+        sys.exit(f"run.py: error: {args.programs} does not contain tilemoe; build it first")
     tilemoe = machine.program("tilemoe")
     build, error = info(tilemoe, environment)
     if build is None:
@@ -217,9 +222,9 @@ def prepared(args, environment):
 
 def main():
     args = parsed()
-    groups.end_together()  # what were left running would disturb whatever is timed next
+    groups.end_together()  # programs left running would disturb the next measurements
     environment = dict(os.environ)
-    for name in ("TILEMOE_ARCH", "TILEMOE_KIT"):  # items name theirs
+    for name in ("TILEMOE_ARCH", "TILEMOE_KIT"):  # each item sets its arch
         environment.pop(name, None)
     libraries = (args.programs / "lib").resolve()
     if libraries.is_dir():
@@ -233,7 +238,7 @@ def main():
         found, statuses = [], []
         for item, result in run_stage(name, machine, facts, args, environment):
             found += measurements_of(name, item, result, facts)
-            records.write(args.out / f"{name}.jsonl", found)  # after each, if the run is interrupted
+            records.write(args.out / f"{name}.jsonl", found)  # after each item
             statuses.append(result["status"])
             if result["status"] != "passed":
                 lines.append(f"{name}, {item.name}: {result['status']}")
@@ -244,7 +249,7 @@ def main():
     print("\n".join(lines))
     skipped = [line for line in lines if ": skipped: " in line]
     failed = [line for line in lines if line not in skipped and not line.endswith("passed")]
-    if args.stages:  # what was named has to run
+    if args.stages:  # items of named stages must run
         failed += [line for line in skipped if not line.endswith("not selected")]
     print(f"{len(failed)} failed, {len(skipped)} skipped")
     sys.exit(1 if failed else 0)

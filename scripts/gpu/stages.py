@@ -1,7 +1,7 @@
-"""The stages of run.py: what each runs, and what it reads from the output.
+"""The stages of run.py: the commands of each stage and the readers of their output.
 
-A stage is a list of items, each one command with its own time limit. If this machine lacks
-something that an item needs, that is found before the item runs, and named.
+A stage is a list of items. An item is one command with a time limit. If this machine does not have
+what an item needs, the item is skipped and the reason is reported.
 """
 
 import csv
@@ -34,9 +34,9 @@ SPARSE = ["sparse-e128", "sparse-e256", "sparse-e512"]
 # Top-K, small and large M of an expert, rounding, split-K of long experts, blocks of columns.
 REPEATED = [f"{case}/bfloat16" for case in
             ("swiglu", "many-pairs", "rounded-nearest", "long-experts", "column-blocks", "lora")]
-# GiB of the GPU's memory that each takes; two side by side fit into 78 GiB.
+# GiB of GPU memory of each; two at a time fit into 78 GiB.
 HUGE = {"deepseek-v3.2": 60, "huge-rows": 12, "huge-hidden": 17}
-# The largest take up to 35 GiB: two fit side by side.
+# The largest need up to 35 GiB, so two run at a time.
 SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b", "kimi-linear",
          "qwen3-next", "wide", "few-rows", "off-tiles"]
 # Layers with low-rank adapters, T, d, n, E, K: those of Qwen3-30B-A3B and of gpt-oss-20b.
@@ -48,17 +48,17 @@ ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
 PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are split over N processes
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
-# The step tests of tiles that the cost model does not pick for the registry's small cases.
+# Step tests of tiles that the cost model does not select for the registry's small cases.
 FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
-# Routers without a case in the registry.
+# Tests of routers that have no case in the registry.
 ROUTERS = "*InGroups:*GivenIds"
 # Parts of W1 that differ in dtype or layout.
 TWO_LAYOUTS = "CudaWeightLayouts.*OfTwo*"
 TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
-# An arch that is not the GPU's own runs these tests again: those of GEMMs, and of the layer in the
-# PyTorch package. (The pretraining example runs on GPUs in the stage two-gpus alone.)
+# Tests that run again with archs other than the GPU's default: those of GEMMs, and of the layer in
+# the PyTorch package. (The pretraining example runs on GPUs only in the stage two-gpus.)
 GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
          "cuda_router_logits_test", "cuda_train_test", "cuda_weight_layouts_test"]
 TORCH_FILES = ["cuda_test.py", "cuda_gemms_test.py", "cuda_quantized_test.py",
@@ -66,13 +66,13 @@ TORCH_FILES = ["cuda_test.py", "cuda_gemms_test.py", "cuda_quantized_test.py",
                "module_routing_test.py", "module_test.py", "router_logits_test.py",
                "torchtitan_test.py"]
 
-# Tests without a GEMM: programs, and some tests of one of them.
+# Tests without a GEMM: {program: filter of its tests}.
 NO_GEMMS = {"cuda_pdl_test": "*", "cuda_routing_test": "*", "cuda_rounding_test": "*",
             "cuda_route_tokens_test": "CudaRouteTokens.*",
             "cuda_router_test": "*", "cuda_score_and_bias_gradient_test": "*",
             "cuda_store_threads_test": "*", "cuda_forward_steps_test": "Combine.*"}
 ONE_GPU = "this machine has one GPU"
-# Tests that may be skipped there. Any other skipped test is a failure.
+# Tests that may be skipped on such a machine. Any other skipped test is a failure.
 SKIPPED_ON_ONE_GPU = frozenset({"DeviceLayerTest.GivesTheSameBitsOnEveryDevice",
                                 "DeviceLayerTest.RunsOnTwoDevicesAtOnce",
                                 "SumRows.ReadsAnotherGpu"})
@@ -83,20 +83,21 @@ class Item:
     name: str
     command: list
     limit_s: int
-    # Its output -> {quantity: value}, or the measurements that its program wrote. Raises OSError,
-    # ValueError or KeyError if there is no result.
+    # Output -> {quantity: value}, or the measurements that the program wrote. Raises OSError,
+    # ValueError or KeyError if the output has no result.
     report: Callable[[str], object]
-    missing: str | None = None  # why it cannot run here: run.py names it, and continues
-    # Tests that its report may name as skipped; None: it judges that itself (tests/torch/skips.py).
+    missing: str | None = None  # why the item cannot run here: run.py reports it and continues
+    # Tests that may be skipped; None: the program checks that (tests/torch/skips.py).
     may_skip: frozenset | None = frozenset()
-    arch: str | None = None  # by TILEMOE_ARCH; None: the GPU's own
+    arch: str | None = None  # set by TILEMOE_ARCH; None: the GPU's default
 
 
 class Machine:
-    """The programs to run, the tools that this machine has, the GPUs: MiB of memory of each.
+    """The programs to run, the tools of this machine, and the MiB of memory of each GPU.
 
-    `archs`: that the first GPU runs, its own first. `wheel`, `packages`: of the PyTorch package, and
-    a folder of wheels that its tests need; `installed`: the folder in which they are installed.
+    `archs`: those that the first GPU runs, its default first. `wheel`: of the PyTorch package.
+    `packages`: a folder of wheels that its tests need. `installed`: the folder where they are
+    installed.
     """
 
     def __init__(self, programs, wheel=None, packages=None, installed=None):
@@ -125,29 +126,29 @@ class Machine:
                     report, missing, arch=arch)
 
     def gtest(self, name, program, tests, folder, limit_s, tool=(), arch=None):
-        """Tests of a GoogleTest program by name, which are counted."""
+        """Return an item that runs and counts tests of a GoogleTest program."""
         file = folder / f"{name}.json"
         arguments = ["--gtest_brief=1", f"--gtest_filter={tests}", f"--gtest_output=json:{file}"]
         return self.item(name, program, arguments, limit_s, lambda _: test_counts(file), tool,
                          arch=arch)
 
     def torch_item(self, name, arguments, limit_s, report, gpus=1, arch=None, tool=()):
-        """A command of this Python with the wheel."""
+        """Return an item that runs this Python with the wheel."""
         missing = None
         if not self.wheel:
-            missing = "no wheel of the PyTorch package was named by --wheel"
+            missing = "--wheel was not given"
         elif importlib.util.find_spec("torch") is None:
             missing = "this Python has no torch"
         elif len(self.gpus) < gpus:
             missing = ONE_GPU
-        # Whatever this shell is set up for, the package is the wheel's.
+        # The package is that of the wheel, whatever the environment of this shell is.
         python = ["env", "-u", "TILEMOE_LIBRARY_DIR", f"PYTHONPATH={self.installed}",
                   sys.executable]
         return Item(name, [*selecting(arch), *tool, *python, *arguments], limit_s, report, missing,
                     may_skip=None, arch=arch)
 
     def pytest_item(self, name, words, folder, limit_s, gpus=1, arch=None):
-        """Tests of the package; at the limit an interrupt makes pytest report what was done."""
+        """Return an item that runs pytest, which an interrupt at the limit makes report."""
         file = folder / f"{name}.xml"
         workers = importlib.util.find_spec("xdist") and gpus == 1
         words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"pythonpath={TESTS}",
@@ -171,11 +172,11 @@ def find_tool(name):
     return shutil.which(name, path=os.pathsep.join(places))
 
 
-# ---------------------------------------------------------------- what is read from an item
+# ---------------------------------------------------------------- readers of an item's output
 
 
 def test_counts(file):
-    """Reads the results of a GoogleTest program: how many tests ran, failed, and were skipped."""
+    """Return the numbers of tests that ran, failed and were skipped in a GoogleTest program."""
     suites = json.loads(file.read_text())
     if suites["tests"] == 0:
         raise ValueError("no test ran")
@@ -185,7 +186,7 @@ def test_counts(file):
 
 
 def junit_counts(file):
-    """The same of pytest, and the names of what failed."""
+    """Return the counts of tests of pytest as test_counts does, and the names of failed ones."""
     cases = list(xml.etree.ElementTree.parse(file).iter("testcase"))
     if not cases:
         raise ValueError("no test ran")
@@ -197,29 +198,32 @@ def junit_counts(file):
 
 
 def check_counts(output):
-    """Cases, tensors and failures, and how many results were spoiled on purpose."""
+    """Return the numbers of cases, tensors, failures and deliberately corrupted results."""
     lines = [line for line in output.splitlines() if " cases, " in line or "on purpose" in line]
     return {"said": "; ".join(lines)}
 
 
 def scenario_results(output):
-    """Reads the output of distributed_worker.py and its like -> {scenario: passed or failed}"""
+    """Return {scenario: passed or failed} from the output of distributed_worker.py and others."""
     return dict(re.findall(r"^(\w+) (passed|failed)$", output, re.MULTILINE))
 
 
 def shared_gpu_results(output, log):
-    """Reads the output of expert_parallel_one_gpu.py and of its first rank. Raises ValueError if no
-    row went through symmetric memory."""
+    """Return the results in the output of expert_parallel_one_gpu.py and of its first rank.
+
+    Raises:
+        ValueError: no row was exchanged through symmetric memory.
+    """
     results = scenario_results(output)
     if results.get("exchanges_were_through_symmetric_memory") != "passed":
-        raise ValueError("nothing says that rows went through symmetric memory")
+        raise ValueError("no row was exchanged through symmetric memory")
     seen = re.findall(r"^(?:a barrier: .*|\d+ exchanges|after .* s: .*)$", log.read_text(),
                       re.MULTILINE)
     return results | {"seen": "; ".join(seen)}
 
 
 def pretrain_losses(file):
-    """Reads the results of pretrain_two_gpus.py: the last loss of each run, and what is wrong."""
+    """Return the last loss of each run and the errors, from the results of pretrain_two_gpus.py."""
     found = json.loads(file.read_text())
     losses = {f"{name}, last loss": run["losses"][-1] for name, run in found["runs"].items()
               if run.get("losses")}
@@ -227,7 +231,7 @@ def pretrain_losses(file):
 
 
 def measured(file, item):
-    """A program's own measurements. An item that is a layer and something more names them."""
+    """Return the measurements of a program, with the item's name if the item adds options."""
     found = []
     for one in records.read(file):
         mode, layer, *rest = one.name.split("/")
@@ -240,7 +244,7 @@ def measured(file, item):
 
 
 def digests_of(output):
-    """{name: {quantity: value}} of each case."""
+    """Return {name: {quantity: value}} of each case."""
     report = json.loads(output)
     arch = report.get("arch", report.get("kit")).split(",")[0]
     return {f"digests/{arch}/{one['case']}": {"arch": arch, "case": one["case"],
@@ -249,7 +253,7 @@ def digests_of(output):
 
 
 def sanitizer_errors(output):
-    """The sanitizer's last line: `ERROR SUMMARY: 0 errors`, or racecheck's counts."""
+    """Return the sanitizer's last line: `ERROR SUMMARY: 0 errors`, or racecheck's counts."""
     return {"said": "; ".join(re.findall(r"========= ((?:ERROR|RACECHECK) SUMMARY: .*)", output))}
 
 
@@ -265,7 +269,7 @@ METRICS = [
 
 
 def kernel_profile(output, item):
-    """{name: {metric: value}} of each profiled launch, in base units."""
+    """Return {name: {metric: value}} of each profiled launch, in base units."""
     table = output[output.index('"ID"'):] if '"ID"' in output else ""
     launches = {}
     for row in csv.DictReader(io.StringIO(table)):
@@ -304,9 +308,10 @@ def test(machine, folder):
 
 
 def ptx(machine, folder):
-    """The library's PTX, for 8.0, which the driver compiles for this GPU: what a GPU runs for which
-    the library has no machine code. The kernels other than GEMMs, and the GEMMs of the arch sm80;
-    sm90's have no PTX."""
+    """Run the library's PTX for 8.0, which the driver compiles for GPUs without machine code.
+
+    The library has PTX of the kernels other than GEMMs and of the GEMMs of sm80, but not of sm90.
+    """
     forced = ["env", "CUDA_FORCE_PTX_JIT=1"]
     items = [machine.gtest(program, program, tests, folder, 300, forced)
              for program, tests in NO_GEMMS.items()]
@@ -318,7 +323,7 @@ def ptx(machine, folder):
 
 
 def torch(machine, folder):
-    """The PyTorch package's own tests; with another arch, those of TORCH_FILES."""
+    """Run the tests of the PyTorch package; with other archs, those of TORCH_FILES."""
     others = machine.other_archs()
     return [machine.pytest_item("tests", [TESTS], folder, 280 if others else 440),
             *(machine.pytest_item(named("tests", arch), [TESTS / file for file in TORCH_FILES],
@@ -326,8 +331,7 @@ def torch(machine, folder):
 
 
 def command(machine, folder):
-    """The wheel's own command: its report of the GPU, the quick cases of the registry, and the time
-    of a small layer compared with torch's."""
+    """Run the wheel's command: info, the quick cases of the registry, and a short bench."""
     def item(name, words, limit_s, report):
         return machine.torch_item(name, ["-m", "tilemoe", *words], limit_s, report)
 
@@ -345,7 +349,7 @@ def command(machine, folder):
 
 
 def sizes(machine, folder):
-    """Layers of real models' sizes, every row of every tensor, through the PyTorch package."""
+    """Check every row of every tensor of real models' layers, through the PyTorch package."""
     def item(name):
         file = folder / f"{name}.json"
         return machine.torch_item(name, [TESTS / "real_sizes.py", name, "--json", file], 120,
@@ -355,7 +359,7 @@ def sizes(machine, folder):
 
 
 def two_gpus(machine, folder):
-    """Tests that need two GPUs: of the library, of the package, of the pretraining example."""
+    """Run the tests that need two GPUs: of the library, the package and the pretraining example."""
     layer = machine.gtest("layer", "cuda_layer_test", ON_TWO_DEVICES, folder, 240)
     if len(machine.gpus) < 2:
         layer.missing = layer.missing or ONE_GPU
@@ -377,7 +381,7 @@ def two_gpus(machine, folder):
 
 
 def one_gpu_ranks(machine, folder):
-    """Ranks that share one GPU and read rows in each other's memory."""
+    """Run ranks that share one GPU and read rows in each other's memory."""
     def item(world, limit_s):
         place = folder / f"{world}-ranks"
         command = [TESTS / "expert_parallel_one_gpu.py", "--device", "cuda", "--world", str(world),
@@ -389,7 +393,7 @@ def one_gpu_ranks(machine, folder):
 
 
 def repeat(machine, folder):
-    """The same bits a thousand times on a busy GPU."""
+    """Require the same bits a thousand times on a busy GPU."""
     return [machine.item(named(name.replace("/", "-"), arch), "tilemoe",
                          ["check", "--device", "cuda", "--pass", "all", "--repeat", "1000", name],
                          120, check_counts, arch=arch)
@@ -397,8 +401,7 @@ def repeat(machine, folder):
 
 
 def digests(machine, folder):
-    """Hashes of what the kernels compute, which a simulation of them must compute too: cases made for
-    it, and the reduced registry."""
+    """Hash the results of the kernels, for comparison with a simulation of the kernels."""
     return [machine.item(named(name, arch), "tilemoe", ["digest", "--device", "cuda", *cases], 120,
                          digests_of, arch=arch)
             for arch in (None, *machine.other_archs())
@@ -406,12 +409,12 @@ def digests(machine, folder):
 
 
 def huge(machine, folder):
-    """Weights, then tensors of rows, of more than 2^31 elements."""
+    """Test weights, then tensors of rows, of more than 2^31 elements."""
     def item(name, gib):
         lacks = min(machine.gpus, default=0) < gib * 1024
         return machine.item(name, "tilemoe", ["check", "--device", "cuda", "--pass", "all", name],
                             240, check_counts,
-                            missing=f"it takes {gib} GiB of a GPU's memory" if lacks else None)
+                            missing=f"requires {gib} GiB of GPU memory" if lacks else None)
 
     return [item(name, gib) for name, gib in HUGE.items()]
 
@@ -445,7 +448,7 @@ def sanitize(tool):
 
 
 def bench(machine, folder):
-    """The layer compared with its peers, as users compare it, and the layer with another arch."""
+    """Compare the layer with its peers by the users' command, and with other archs."""
     def item(layer, arch=None):
         name = named(layer, arch)
         file = folder / f"{name}.jsonl"
@@ -459,19 +462,19 @@ def bench(machine, folder):
 
 
 def router(machine, folder):
-    """The logits of the router with one order of the sum, next to torch's linear layer."""
+    """Compare the router's logits with one order of the sum with torch's linear layer."""
     file = folder / "router.jsonl"
     return [machine.torch_item("router", ["-m", "tilemoe.bench.router", "--device", "cuda", "--json",
                                           file], 300, lambda _: records.read(file))]
 
 
 def with_adapters(machine, folder, layer, peers, arch=None):
-    """A layer of ADAPTERS from PyTorch, next to these peers."""
+    """Return an item that compares a layer of ADAPTERS with peers, from PyTorch."""
     name = named(layer, arch)
     file = folder / f"{name}.jsonl"
 
     def of_item(_):
-        """The measurements, named by the item: sizes are the same for several."""
+        """Return the measurements under the item's name: several items have the same sizes."""
         return [dataclasses.replace(one, name=f"bench/{name}/{one.name.rsplit('/', 1)[1]}")
                 for one in measured(file, name)]
 
@@ -481,7 +484,7 @@ def with_adapters(machine, folder, layer, peers, arch=None):
 
 
 def adapters(machine, folder):
-    """The layer with low-rank adapters compared with the frozen layer and with other libraries."""
+    """Compare the layer with low-rank adapters with the frozen layer and with other libraries."""
     peers = ["tilemoe-frozen", "torch-grouped_mm-compiled", "peft-grouped_mm", "peft-tilemoe"]
     return [*(with_adapters(machine, folder, layer, peers) for layer in ADAPTERS),
             *(with_adapters(machine, folder, layer, peers[:1], arch)
@@ -489,8 +492,7 @@ def adapters(machine, folder):
 
 
 def quantized(machine, folder):
-    """The layer with adapters on quantised weights compared with the one on 16-bit weights, and each
-    step of it."""
+    """Compare the layer on quantised weights with the one on 16-bit weights, and time its steps."""
     peers = [f"tilemoe-{format.replace('_', '-')}" for format in FORMATS]
     return [*(with_adapters(machine, folder, layer, peers) for layer in ADAPTERS),
             timed(machine, folder, "steps", ["few-rows", "gpt-oss-20b", "--lora-rank", "16",
@@ -498,8 +500,12 @@ def quantized(machine, folder):
 
 
 def jax(machine, folder):
-    """tilemoe.jax next to the PyTorch package: the same bits, also in command buffers; the memory of a
-    step, and with an optimiser in one program; the time, next to jax.lax.ragged_dot."""
+    """Test tilemoe.jax on a GPU.
+
+    The bits must equal those of the PyTorch package, also in command buffers. Then measure the
+    memory of a step, with and without an optimiser in the program, and the time compared with
+    jax.lax.ragged_dot.
+    """
     def item(name, words, shape, limit_s=60, arch=None):
         name = named(name, arch)
         file = folder / f"{name}.json"
@@ -520,8 +526,7 @@ def jax(machine, folder):
 
 
 def activations(machine, folder):
-    """The layer with an activation in PyTorch between gathered_mm and combine_mm, next to a compiled
-    grouped_mm."""
+    """Compare gathered_mm, an activation in PyTorch and combine_mm with a compiled grouped_mm."""
     def item(layer):
         file = folder / f"{layer}.jsonl"
         return machine.torch_item(
@@ -534,21 +539,21 @@ def activations(machine, folder):
 
 
 def timed(machine, folder, name, words, limit_s=120, arch=None):
-    """An item of tilemoe_kernels."""
+    """Return an item that runs tilemoe_kernels."""
     file = folder / f"{name}.jsonl"
     return machine.item(name, "tilemoe_kernels", ["--device", "cuda", *words, "--json", file],
                         limit_s, lambda _: measured(file, name), arch=arch)
 
 
 def kernels(machine, folder):
-    """Each step of the layers; with other loads, biases and token rounding; routing; bare GEMMs."""
+    """Time the layers' steps (also other loads, biases, token rounding), routing, bare GEMMs."""
     item = lambda *given, **more: timed(machine, folder, *given, **more)
     return [
         *(item(layer, [layer]) for layer in CONFIGS),
         *(item(f"{layer}-zipf", [layer, "--load", "zipf"]) for layer in ("7b-n256", "qwen3-235b")),
         item("7b-n256-one-expert", ["7b-n256", "--load", "one-expert"]),
         item("gpt-oss-20b-biases", ["gpt-oss-20b", "--biases", "--weights", "gpt-oss"]),
-        # Top-K and token rounding at the same T, E and K: the more experts, the fewer rows each has.
+        # Top-K and token rounding with the same T and K and more and more experts of fewer rows.
         *(item(f"{layer}-{rule}", [layer, "--rounding", rule, "--pass", "forward"])
           for layer in SPARSE for rule in ("none", "nearest")),
         item("routing", ["--routing", *CONFIGS]),
@@ -559,8 +564,7 @@ def kernels(machine, folder):
 
 
 def configurations(machine, folder):
-    """The cost model's pick compared with every other tile, column groups and PDL; at decode
-    sizes, too."""
+    """Compare the cost model's choice with all other tiles, column groups and PDL settings."""
     item = lambda name, *words: timed(machine, folder, name, ["--configurations", *words], 240)
     return [
         item("layers", *CONFIGS, *MORE_CONFIGS),
@@ -603,6 +607,6 @@ STAGES = {
     "configurations": configurations,
     "profile": profile,
 }
-# Items that run at the same time, in stages without times: the tests wait mostly for the CPU.
+# Numbers of items that run at a time, in stages without timing: tests mostly wait for the CPU.
 AT_ONCE = {"test": 6, "ptx": 6, "sizes": 2, "repeat": 5, "huge": 2,
            **{f"sanitize-{i}": 4 for i in range(1, len(SANITIZERS) + 1)}}

@@ -113,9 +113,9 @@ def check_c_interface(library):
 
 def check_python(libraries):
     environment = {"PYTHONPATH": str(ROOT / "python"), "TILEMOE_LIBRARY_DIR": str(libraries)}
-    why = "this tilemoe was built without its CPU backend (TILEMOE_CPU=OFF)"
+    why = "TileMoE was built without its CPU backend; rebuild with TILEMOE_CPU=ON"
     out = run(sys.executable, "-c", CALLS, **environment)
-    assert out.startswith(3 * f"tilemoe cannot use cpu: {why}\n"), out
+    assert out.startswith(3 * f"{why} (got a tensor on cpu)\n"), out
     assert re.search(rf"^CPU +no: {re.escape(why)}$", out, re.MULTILINE), out
     assert run(sys.executable, "-c", TRACED, **environment) == "(5, 16) cuda\n"
 

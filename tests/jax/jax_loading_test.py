@@ -54,19 +54,21 @@ def test_without_torch(first):
 def test_names_of_the_package_for_pytorch():
     program = "import sys; sys.modules['torch'] = None; import tilemoe.jax, tilemoe; tilemoe.moe"
     assert last_line(program) == (
-        "ImportError: tilemoe needs torch 2.10 or newer, which is not installed: pip install "
-        "'tilemoe[torch]' (or import tilemoe.jax, which needs jax alone)"
+        "ImportError: TileMoE requires torch >= 2.10, which is not installed; run pip install "
+        "'tilemoe[torch]', or import tilemoe.jax, which requires only jax"
     )
 
 
 def test_jax_absent_or_old():
     absent = "import sys; sys.modules['jax'] = None; import tilemoe.jax"
     assert last_line(absent) == (
-        "ImportError: tilemoe.jax needs jax 0.10.2 or newer, which is not installed: pip install "
+        "ImportError: tilemoe.jax requires jax >= 0.10.2, which is not installed; run pip install "
         "'tilemoe[jax]'"
     )
     old = "import jax; jax.__version__ = '0.9.2'; import tilemoe.jax"
-    assert last_line(old) == "ImportError: tilemoe.jax needs jax 0.10.2 or newer, but jax is 0.9.2"
+    assert last_line(old) == (
+        "ImportError: tilemoe.jax requires jax >= 0.10.2, got 0.9.2; run pip install -U jax"
+    )
 
 
 @pytest.fixture
@@ -85,16 +87,16 @@ def libraries(tmp_path):
 def test_libraries(libraries):
     where = {"TILEMOE_LIBRARY_DIR": str(libraries)}
     config = succeeds(WORKS.format(first=""), **where).splitlines()
-    assert re.match(r"CUDA +no: this tilemoe was built without its CUDA library", config[4])
+    assert re.match(r"CUDA +no: TileMoE was built without CUDA; install the CUDA wheel", config[4])
     (libraries / "libtilemoe_jax_cuda.so").write_bytes(b"\x7fELF")
     config = succeeds(WORKS.format(first=""), **where).splitlines()
-    assert re.match(r"CUDA +no: its CUDA library cannot be loaded: ", config[4])
+    assert re.match(r"CUDA +no: the CUDA library of TileMoE cannot be loaded: ", config[4])
     (libraries / CPU).write_bytes(b"\x7fELF")
-    assert "tilemoe's library for JAX cannot be loaded: " in last_line("import tilemoe.jax", **where)
+    assert "cannot load the TileMoE library for JAX: " in last_line("import tilemoe.jax", **where)
     for file in libraries.iterdir():
         file.unlink()
     last = last_line("import tilemoe.jax", **where)
-    assert last.startswith("ImportError: tilemoe's libraries for JAX are not in ")
+    assert last.startswith("ImportError: no TileMoE libraries for JAX in ")
 
 
 def test_arrays_of_the_handlers():

@@ -33,7 +33,10 @@ def refused(function, good, change, *words):
 
 CASES = [
     (dict(x=ones((T, D + 8))), ["X has shape (13, 32)", "expected (13, 24)"]),
-    (dict(x=ones((T, D), jnp.int32)), ["x is int32 (13, 24)", "expected float32"]),
+    (
+        dict(x=ones((T, D), jnp.int32)),
+        ["x must be float32, bfloat16 or float16, got int32 with shape (13, 24)"],
+    ),
     (dict(x=1.0), ["x is a builtins.float"]),
     (dict(x=ones(())), ["x has shape ()"]),
     (dict(logits_or_scores=ones((T, E + 1))), ["logits has shape (13, 6)", "expected (13, 5)"]),
@@ -51,31 +54,40 @@ CASES = [
     (dict(SPLIT, W1_up=None), ["W1_up"]),
     (dict(SPLIT, b1=ones((E, N))), ["b1_up"]),
     (dict(addend=ones((T, N))), ["addend has shape (13, 16)"]),
-    (dict(K=0), ["K is 0, expected 1 to E = 5"]),
-    (dict(K=E + 1), ["K is 6"]),
-    (dict(K=None), ["K is None"]),
-    (dict(scoring="softmax"), ["scoring is 'softmax'"]),
-    (dict(activation="swish"), ["activation is 'swish'"]),
+    (dict(K=0), ["K must be in [1, 5] for E = 5, got 0"]),
+    (dict(K=E + 1), ["K must be in [1, 5] for E = 5, got 6"]),
+    (dict(K=None), ["K is required unless ids is given"]),
+    (dict(scoring="softmax"), ["scoring must be one of", "got 'softmax'"]),
+    (dict(activation="swish"), ["activation must be one of", "got 'swish'"]),
     (dict(activation="gelu", clamp=1.0), ["clamp", "swiglu"]),
     (dict(colour="red"), ["colour"]),
-    (dict(n_group=3), ["n_group is 3"]),
+    (dict(n_group=3), ["n_group must be in", "got 3"]),
     (dict(selection_bias=ones(E)), ["selection_bias", "sigmoid"]),
     (dict(scoring="sigmoid", selection_bias=ones(E + 1)), ["selection_bias has shape (6,)"]),
-    (dict(scoring="sigmoid", selection_bias=ones(E, jnp.bfloat16)), ["selection_bias is bfloat16"]),
-    (dict(capacity=0), ["capacity is 0"]),
-    (dict(overwrite_H=None), ["overwrite_H is None"]),
-    (dict(transposed=1), ["transposed is 1"]),
-    (dict(IDS, ids=ones((T, K))), ["ids is float32 (13, 3), expected int32 or int64"]),
+    (
+        dict(scoring="sigmoid", selection_bias=ones(E, jnp.bfloat16)),
+        ["selection_bias must be float32, got bfloat16"],
+    ),
+    (dict(capacity=0), ["capacity must be an int >= 1, got 0"]),
+    (dict(overwrite_H=None), ["overwrite_H must be True or False, got None"]),
+    (dict(transposed=1), ["transposed must be True or False, got 1"]),
+    (dict(IDS, ids=ones((T, K))), ["ids must be int32 or int64, got float32 with shape (13, 3)"]),
     (dict(IDS, ids=ones((T, K + 1), jnp.int32)), ["scores has shape (13, 3)", "(13, 4)"]),
-    (dict(IDS, selection_bias=ones(E)), ["selection_bias", "ids are given"]),
-    (dict(IDS, routed_scaling_factor=2.0), ["routed_scaling_factor is 2.0", "ids are given"]),
-    (dict(lora="none"), ["lora is a builtins.str"]),
-    (dict(lora=tilemoe.LoRA()), ["lora has no factors"]),
-    (dict(lora=tilemoe.LoRA(A2=LORA.A2)), ["lora.A2 is given, but lora.B2 is None"]),
+    (dict(IDS, selection_bias=ones(E)), ["selection_bias requires logits without ids, got ids"]),
+    (dict(IDS, routed_scaling_factor=2.0), ["routed_scaling_factor must have its default if ids", "got 2.0"]),
+    (dict(lora="none"), ["lora must be a tilemoe.jax.LoRA, got a builtins.str"]),
+    (dict(lora=tilemoe.LoRA()), ["lora requires the factors of W1, of W2 or of both, got none"]),
+    (dict(lora=tilemoe.LoRA(A2=LORA.A2)), ["lora.A2 requires lora.B2, got None"]),
     (dict(lora=tilemoe.LoRA(A1_up=LORA.A2, B1_up=LORA.B2)), ["lora.A1_up", "split"]),
-    (dict(lora=tilemoe.LoRA(A2=ones((E, 257, N)), B2=ones((E, D, 257)))), ["rank 257"]),
+    (
+        dict(lora=tilemoe.LoRA(A2=ones((E, 257, N)), B2=ones((E, D, 257)))),
+        ["lora.A2 must have a rank in [1, 256], got 257"],
+    ),
     (dict(lora=tilemoe.LoRA(A2=ones((E, 8, D)), B2=LORA.B2)), ["lora.A2 has shape (5, 8, 24)"]),
-    (dict(lora=tilemoe.LoRA(A2=LORA.A2, B2=LORA.B2, scale=float("nan"))), ["lora.scale is nan"]),
+    (
+        dict(lora=tilemoe.LoRA(A2=LORA.A2, B2=LORA.B2, scale=float("nan"))),
+        ["lora.scale must be a finite number", "got nan"],
+    ),
 ]
 
 
@@ -88,7 +100,7 @@ def test_moe(change, words):
     "change, words",
     [
         (dict(rows=ones((2, T, D))), ["rows has shape (2, 13, 24)", "(R, d)"]),
-        (dict(counts=ones(E)), ["counts is float32 (5,), expected int32 or int64"]),
+        (dict(counts=ones(E)), ["counts must be int32 or int64, got float32 with shape (5,)"]),
         (dict(counts=ones(E + 1, jnp.int32)), ["counts has shape (6,)", "(5,)"]),
         (dict(row_scores=ones(T - 1)), ["row_scores has shape (12,)"]),
         (dict(K=2), ["K"]),
@@ -106,18 +118,18 @@ def test_router():
         tilemoe.top_k_scores, dict(logits=logits), dict(ids=ones((T, E + 1), jnp.int32)), "K = 6", "E = 5"
     )
     good = dict(logits=logits, expert_counts=ones(E, jnp.int32))
-    refused(tilemoe.router_losses, good, dict(expert_counts=ones(E)), "expert_counts is float32")
+    refused(tilemoe.router_losses, good, dict(expert_counts=ones(E)), "expert_counts must be int32, got float32")
     refused(tilemoe.router_losses, good, dict(expert_counts=ones(3, jnp.int32)), "expert_counts has shape")
-    refused(tilemoe.router_losses, good, dict(token_mask=ones(T)), "token_mask is float32", "bool")
+    refused(tilemoe.router_losses, good, dict(token_mask=ones(T)), "token_mask must be bool, got float32")
 
 
 @pytest.mark.parametrize(
     "call, word",
     [
         (lambda: tilemoe.set_num_threads(-1), "threads is -1"),
-        (lambda: tilemoe.set_ctas_per_sm(17), "CTAs per SM is 17"),
-        (lambda: tilemoe.set_ctas_per_sm(True), "CTAs per SM is True"),
-        (lambda: tilemoe.set_cuda_sms(0), "SMs is 0"),
+        (lambda: tilemoe.set_ctas_per_sm(17), "ctas_per_sm must be an int in [1, 16], got 17"),
+        (lambda: tilemoe.set_ctas_per_sm(True), "ctas_per_sm must be an int in [1, 16], got True"),
+        (lambda: tilemoe.set_cuda_sms(0), "counts must be ints >= 1, got 0"),
     ],
     ids=["threads", "CTAs", "a bool", "SMs"],
 )

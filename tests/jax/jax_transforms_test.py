@@ -227,7 +227,7 @@ def test_symbolic_shapes():
 
 
 def test_float64():
-    with jax.enable_x64(True), refuses(ValueError, "x is float64", "expected float32, bfloat16 or float16"):
+    with jax.enable_x64(True), refuses(ValueError, "x must be float32, bfloat16 or float16, got float64"):
         layer(np.ones((T, D)), LOGITS, W)
 
 

@@ -283,13 +283,13 @@ class GpuRun(unittest.TestCase):
         self.assertIn("forced-tiles: skipped: cuda_forward_steps_test was not built", said.stdout)
         self.assertEqual(said.returncode, 1, "it was selected")
         said = self.run_stages("sizes")
-        self.assertIn("sizes, wide: skipped: no wheel of the PyTorch package was named", said.stdout)
+        self.assertIn("sizes, wide: skipped: --wheel was not given", said.stdout)
 
     def test_a_test_may_be_skipped_where_one_expects_it(self):
         self.gpus(2)
         said = self.run_stages("test")
         self.assertEqual(said.returncode, 1, "there are two GPUs")
-        self.assertIn("cuda_some_test: skipped though they need not be: DeviceLayerTest.RunsOnTwo",
+        self.assertIn("cuda_some_test: skipped without need: DeviceLayerTest.RunsOnTwo",
                       said.stdout)
         self.gpus(1)
         self.program("cuda_some_test", self.counts(0, skipped="GivesTheSameBitsOnABusyGpu"))
@@ -300,7 +300,7 @@ class GpuRun(unittest.TestCase):
         self.assertEqual(said.returncode, 0, said.stderr)
         self.gpus(1, mib=40960)
         said = self.run_stages("huge")
-        self.assertIn("huge, deepseek-v3.2: skipped: it takes 60 GiB of a GPU's memory", said.stdout)
+        self.assertIn("huge, deepseek-v3.2: skipped: requires 60 GiB of GPU memory", said.stdout)
         self.assertEqual(said.returncode, 1)
 
     def wheel(self, name, **files):
@@ -342,7 +342,7 @@ class GpuRun(unittest.TestCase):
         (self.folder / "here" / "torch.py").touch()
         for name, log, status in (
                 ("exchanges_were_through_symmetric_memory", "7 exchanges", "passed"),
-                ("another", "", "no result: nothing says that rows went through symmetric memory")):
+                ("another", "", "no result: no row was exchanged through symmetric memory")):
             program = (f"print('{name} passed'); "
                        "import sys, pathlib; place = pathlib.Path(sys.argv[6]); place.mkdir(); "
                        f"(place / '0.log').write_text('{log}\\nother'); raise SystemExit")
@@ -399,10 +399,10 @@ class GpuRun(unittest.TestCase):
         self.program("nvidia-smi", "exit 9", place="tools")
         said = self.run_stages("test")
         self.assertEqual(said.returncode, 1)
-        self.assertIn("no GPU answers here", said.stderr)
+        self.assertIn("nvidia-smi found no GPU", said.stderr)
         (self.folder / "programs" / "tilemoe").unlink()
-        self.assertIn("has no program tilemoe; build it first", self.run_stages("test").stderr)
-        self.assertIn("no stage is called nonsense", self.run_stages("nonsense").stderr)
+        self.assertIn("does not contain tilemoe; build it first", self.run_stages("test").stderr)
+        self.assertIn("got 'nonsense'", self.run_stages("nonsense").stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The promises of the project's pages to their readers: links that lead somewhere, snippets that the
-programs understand, and spelling. Needs codespell (requirements.txt) and, in
-TILEMOE, the command line; no network."""
+programs understand. Needs the command line, in TILEMOE; no network."""
 
 import functools
 import json
@@ -9,8 +8,6 @@ import pathlib
 import re
 import shlex
 import subprocess
-import sys
-import tempfile
 import unittest
 
 import pages
@@ -232,21 +229,6 @@ class Links(unittest.TestCase):
         docs = ROOT / "docs"
         found = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
         self.assertEqual(found - index, {"index.md"})
-
-
-class Spelling(unittest.TestCase):
-    def test_of_all_pages(self):
-        # In a folder without pyproject.toml, in whose tables of tables it takes no interest.
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "codespell_lib"]
-            check = lambda *files: subprocess.run(
-                [*command, *map(str, files)], cwd=folder, capture_output=True, text=True
-            )
-            done = check(*(ROOT / page for page in PAGES))
-            self.assertEqual((done.stdout, done.stderr, done.returncode), ("", "", 0))
-            wrong = pathlib.Path(folder) / "page.md"
-            wrong.write_text("It is recieved.\n")
-            self.assertIn("recieved ==> received", check(wrong).stdout)
 
 
 if __name__ == "__main__":

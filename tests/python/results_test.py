@@ -190,7 +190,7 @@ class Records(unittest.TestCase):
             self.file.write_text(
                 f'{{"name":"a","device":"b","versions":{{}},"commit":"c","values":{{}}}}\n{line}\n'
             )
-            with self.assertRaisesRegex(ValueError, "a.jsonl:2: not a measurement"):
+            with self.assertRaisesRegex(ValueError, "a.jsonl:2: expected a measurement"):
                 records.read(self.file)
 
     def test_a_failed_write_keeps_the_file(self):

@@ -108,7 +108,7 @@ def test_peers_with_quantized_weights(format):
     of_case = dict(d=64, n=32, dtype="bfloat16", **ADAPTERS)
     check.check(make, **of_case)
     case = dataclasses.replace(SMALL, **of_case)
-    assert make.missing(SMALL).startswith("quantised weights are frozen") and not make.missing(case)
+    assert make.missing(SMALL).startswith("quantised weights require --frozen") and not make.missing(case)
     peer = make(Problem(case))
     wide = peer.W1.nbytes + peer.W2.nbytes
     narrow = sum(weight.nbytes for weight in peer.narrow)
@@ -394,22 +394,22 @@ def test_peers_that_cannot_run_are_left_out():
 
     said = []
     found = measured([peers.TileMoE, Wrong, Failing, Late, Large], say=said.append, rounds=3)
-    assert found.left_out.pop("wrong").startswith("wrong results: dX is off by ")
-    assert found.left_out.pop("large").startswith("out of memory: it needs about 1073741824.")
+    assert found.left_out.pop("wrong").startswith("wrong results: the error of dX is ")
+    assert found.left_out.pop("large").startswith("out of memory: about 1073741824.")
     assert found.left_out == {"failing": "RuntimeError: the machine said no", "late": "out of memory"}
     assert [one.name for one in found.measurements] == ["bench/small/tilemoe"]
     assert "late: out of memory" in found.measurements[0].values["left_out"]
-    assert any(re.fullmatch(r"small: about \d+ s for the other 2 rounds", line) for line in said)
+    assert any(re.fullmatch(r"small: about \d+ s for the remaining 2 rounds", line) for line in said)
     rounded = dataclasses.replace(SMALL, rounding="nearest")
     found = measured([peers.TileMoE, peers.TorchGroupedMM], rounded)
-    assert found.left_out == {"torch-grouped_mm": "it has no token rounding"}
+    assert found.left_out == {"torch-grouped_mm": "token rounding is not supported"}
 
 
 def test_a_wrong_tilemoe_is_an_error(monkeypatch, capsys, here):
     monkeypatch.setattr(peers.TileMoE, "backward", lambda self, O: [
         torch.zeros_like(g) for g in peers.Peer.backward(self, O)])  # fmt: skip
     assert run(*SHAPE, "--rounds", 1, "--against", "none") == 1
-    assert "error: not measured: T96-d40-n24-E6-K2: tilemoe: wrong results: dX" in capsys.readouterr().err
+    assert "error: not measured: T96-d40-n24-E6-K2: tilemoe: wrong results: the error of dX" in capsys.readouterr().err
 
 
 def test_caches_are_cold_and_each_peer_is_first(monkeypatch):
@@ -482,7 +482,7 @@ def test_processes_another_build_and_failures(other_build, tmp_path):
     assert before.name == "bench/small/tilemoe-before" and before.commit == "0123456789ab"
     assert ours.commit != before.commit and before.median("time_over_tilemoe") > 0
     assert found.left_out == {"torch-grouped_mm": "its process ended with status 3",
-                              "torch-dense": "no answer to 'prepare' in 2 s (--timeout)"}  # fmt: skip
+                              "torch-dense": "no answer to 'prepare' within 2 s (--timeout)"}  # fmt: skip
 
 
 def test_peers_compile_ahead(monkeypatch):
@@ -499,8 +499,8 @@ def test_peers_compile_ahead(monkeypatch):
                           session.Settings(), said.append)  # fmt: skip
     assert [re.sub(r", \d+ s", "", line) for line in said] == [
         "small: torch-grouped_mm compiled", "larger: torch-grouped_mm compiled",
-        "small: scattermoe is left out: it runs on a GPU",
-        "larger: scattermoe is left out: it runs on a GPU",
+        "small: skip scattermoe: a GPU is required",
+        "larger: skip scattermoe: a GPU is required",
     ]  # fmt: skip
     assert max(tokens) == session.COMPILE_TOKENS
 
@@ -616,19 +616,19 @@ DENSE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
 @pytest.mark.parametrize(
     "words, status, sentence",
     [
-        (["cpu-t9"], 2, "unknown layer cpu-t9, expected one of 7b-n256, "),
-        (["--against", "megablocks"], 2, "--against megablocks: expected none or some of tilemoe, "),
-        (["--python", "megablocks=python3"], 2, "--python megablocks=python3: expected PEER=..."),
-        (["--packages", "tilemoe-before=/nowhere"], 2, "--packages tilemoe-before=/nowhere: no such"),
-        (["--rounds", "0"], 2, "--rounds is 0, expected at least 1"),
+        (["cpu-t9"], 2, "layer must be one of 7b-n256, "),
+        (["--against", "megablocks"], 2, "--against must be none or some of tilemoe, "),
+        (["--python", "megablocks=python3"], 2, "--python must be PEER=..."),
+        (["--packages", "tilemoe-before=/nowhere"], 2, "no folder found at /nowhere (--packages tilemoe-before)"),
+        (["--rounds", "0"], 2, "--rounds must be >= 1, got 0"),
         (["--json", "/proc/nowhere/out.json"], 1, "cannot write /proc/nowhere/out.json: "),
-        (["--json", "notes.txt"], 2, "--json notes.txt: this file is not replaced: notes.txt:1"),
+        (["--json", "notes.txt"], 2, "--json notes.txt: expected a new file or a results file: notes.txt:1"),
         (["--device", "cuda"], 1, "--device cuda: torch finds no GPU"),
         (["--kernels"], 2, "--kernels requires a GPU"),
-        (["--graph", "--pass", "both"], 2, "--graph measures --pass inference, not both"),
-        (["--shape", "8", "8", "8", "2", "3"], 2, "K is 3, expected at most E = 2"),
-        (["--shape", "8", "12", "8", "2", "1"], 2, "d is 12, expected a positive multiple of 8"),
-        (["olmoe", "--tokens", "0"], 2, "olmoe-t0: T is 0, expected at least 1"),
+        (["--graph", "--pass", "both"], 2, "--graph requires --pass inference, got both"),
+        (["--shape", "8", "8", "8", "2", "3"], 2, "K must be <= E = 2, got 3"),
+        (["--shape", "8", "12", "8", "2", "1"], 2, "d must be a positive multiple of 8, got 12"),
+        (["olmoe", "--tokens", "0"], 2, "olmoe-t0: T must be >= 1, got 0"),
         (["--config", "nowhere"], 2, "--config nowhere: No such file"),
         (["--config", "notes.txt"], 2, "--config notes.txt: not JSON"),
         (["--config", "dense.json"], 2, "the model 'llama' has no num_local_experts or num_experts or "
@@ -657,9 +657,9 @@ def test_list_names_what_a_missing_peer_needs(capsys, monkeypatch):
         assert {"deepgemm", "sonicmoe"} <= set(moe.ALL_EXPERTS_FUNCTIONS)
         run("--list")
         listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-        assert {listed[kind] for kind in kinds} == {"it runs on a GPU"}
+        assert {listed[kind] for kind in kinds} == {"a GPU is required"}
         assert listed["transformers-eager"] == listed["torch-grouped_mm"] == "available"
-        assert listed["tilemoe-sm80"] == "it runs on a GPU"
+        assert listed["tilemoe-sm80"] == "a GPU is required"
         on_gpu = dataclasses.replace(SMALL, device="cuda", dtype="bfloat16")
         for kind in kinds:  # transformers' own test, on a machine without a GPU
             assert re.search("kernels|CUDA", peers.all_peers()[kind].missing(on_gpu))

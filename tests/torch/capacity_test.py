@@ -143,13 +143,13 @@ def test_no_tokens():
 def test_refusals():
     tensors, ids = problem(torch.bfloat16)
     for wrong in (0, -3, 1.5, True):
-        with pytest.raises(ValueError, match=f"capacity is {wrong}, expected an int of at least 1"):
+        with pytest.raises(ValueError, match=f"capacity must be an int >= 1, got {wrong}"):
             tilemoe.moe(**tensors, ids=ids, capacity=wrong)
-    with pytest.raises(ValueError, match="on_overflow is 'zero', expected one of nan, drop"):
+    with pytest.raises(ValueError, match="on_overflow must be one of nan, drop, got 'zero'"):
         tilemoe.moe(**tensors, ids=ids, capacity=4, on_overflow="zero")
     logits = layers.logits_layer(torch.bfloat16)
-    with pytest.raises(ValueError, match="capacity is 4 and rounding 'up'"):
+    with pytest.raises(ValueError, match="capacity must be None with rounding='up', got 4"):
         tilemoe.moe(**logits, K=K, rounding="up", capacity=4)
-    with pytest.raises(ValueError, match="capacity is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="capacity must be >= 1, got 0"):
         scores = tensors["logits_or_scores"].detach()
         tilemoe.ops.call(tilemoe._library.operators.route_top_k.default, ids, scores, E, 0)

@@ -51,10 +51,10 @@ def run(*words):
         ("check --reducd --list", "unknown option --reducd; did you mean --reduced?"),
         ("check no-such-case", "no case matches no-such-case; `tilemoe check --list` names them all"),
         ("check --dtype float8", "--dtype: invalid choice: 'float8'"),
-        ("check --repeat -1", "--repeat is -1, expected 0 to 1000000"),
-        ("check --seed 9223372036854775808", "--seed is 9223372036854775808, expected 0 to"),
+        ("check --repeat -1", "--repeat must be in [0, 1000000], got -1"),
+        ("check --seed 9223372036854775808", "--seed must be in [0, 9223372036854775807], got 9223372036854775808"),
         ("check --repeat many", "--repeat: invalid int value: 'many'"),
-        ("doctor --device cuda:x", "--device cuda:x: expected auto, cpu, cuda or cuda:N"),
+        ("doctor --device cuda:x", "--device must be auto, cpu, cuda or cuda:N, got cuda:x"),
         ("doctor --arch sm70", "--arch: invalid choice: 'sm70'"),
         ("bench --config nothing", "--config nothing: No such file or directory"),
     ],
@@ -146,7 +146,7 @@ def test_check_of_two_cases(tmp_path, capsys):
         if row["case"].endswith("(integers)"):
             assert row["frobenius"] == row["frobenius_limit"] == 0
     assert f"2 cases, {len(report['rows'])} tensors, 0 failures\n" in out
-    assert f"{report['spoilings']} results were spoiled on purpose" in out
+    assert f"{report['spoilings']} results were corrupted on purpose" in out
     assert report["spoilings"] > 30
 
 
@@ -244,7 +244,7 @@ def test_a_failure_is_printed(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["a/float32", "O", "nan", "1.00e-06", "nan", "1.00e-06", "FAILED"]
     assert lines[-3:] == ["1 cases, 1 tensors, 1 failures, 1 of them refused",
-                          "3 results were spoiled on purpose; 1 cannot be",
+                          "3 results were corrupted on purpose; 1 cannot be",
                           "  a/float32, O: nan"]  # fmt: skip
 
 
@@ -296,9 +296,9 @@ version = SimpleNamespace(cuda="12.8")
 @pytest.mark.parametrize(
     "torch, sentence, how",
     [
-        (None, "tilemoe's operators are not at /nowhere/libtilemoe_torch.so", "install the package"),
+        (None, "no TileMoE operators at /nowhere/libtilemoe_torch.so", "install the package"),
         ("raise ImportError('broken')", "cannot be imported (broken)", "install the package again"),
-        (TORCH, "tilemoe needs torch 2.10 or newer, but torch is 2.9.1", "pip install --upgrade 'torch"),
+        (TORCH, "TileMoE requires torch >= 2.10, got 2.9.1", "pip install --upgrade 'torch"),
     ],
     ids=["no operators", "no torch", "old torch"],
 )
@@ -317,7 +317,7 @@ def test_without_the_operators(torch, sentence, how, tmp_path):
     done = command("doctor", "--json", tmp_path / "report.json", **where)
     assert done.returncode == 1 and done.stderr == ""
     assert sentence in done.stdout and how in done.stdout
-    assert "result     FAILED: no GPU can be used\n" in done.stdout
+    assert "result     FAILED: no usable GPU\n" in done.stdout
     for words in (("check", "--list"), *([] if torch == TORCH else [("bench", "--list")])):
         failed = command(*words, **where)
         assert failed.returncode == 1 and failed.stderr.startswith("tilemoe: error: ")
@@ -356,12 +356,12 @@ NO_DRIVER = {"driver": None, "driver_cuda": None, "gpus": []}
         ({"has_cuda_library": False, "cuda_error": "without its CUDA library", "gpus": []},
          [("/lib/libtilemoe_torch_cuda.so", "TILEMOE_CUDA=ON pip install .")]),
         ({"cuda_error": "its CUDA library cannot be loaded (libcudart)", "gpus": []},
-         [("cannot be loaded (libcudart)", "of one CUDA version")]),
+         [("cannot be loaded (libcudart)", "with one CUDA version")]),
         ({**NO_DRIVER, "gpus_in_machine": 0}, [("no NVIDIA GPU and no driver", "8.0 or newer")]),
-        (NO_DRIVER, [("an NVIDIA GPU without its driver", "docker run --gpus all")]),
+        (NO_DRIVER, [("an NVIDIA GPU without a driver", "docker run --gpus all")]),
         ({"driver_cuda": "12.2", "gpus": []},
-         [("the driver supports CUDA 12.2, torch is built with CUDA 13.0", "580 or newer")]),
-        ({"visible": "", "gpus": []}, [("CUDA_VISIBLE_DEVICES is ''", "unset it")]),
+         [("the driver supports CUDA 12.2, but torch was built with CUDA 13.0", "580 or newer")]),
+        ({"visible": "", "gpus": []}, [("CUDA_VISIBLE_DEVICES='' leaves no GPU", "unset it")]),
         ({"gpus": []}, [("torch finds no GPU", "nvidia-smi")]),
         ({"gpus": [V100]}, [("cuda:0 Tesla V100, compute capability 7.0", "8.0 or newer (A100")]),
         ({"gpus": [V100, dataclasses.replace(H100, index=1)]}, []),
@@ -369,7 +369,7 @@ NO_DRIVER = {"driver": None, "driver_cuda": None, "gpus": []}
          [("no kernel image", "update NVIDIA's driver")]),
         ({**NO_DRIVER, "gpus_in_machine": 0, "has_cuda_library": False, "torch_cuda": None},
          [("torch 2.11.0+cu130 was built without CUDA", "install a torch with CUDA"),
-          ("no CUDA library", "does not end in +cpu"),
+          ("TileMoE was built without CUDA", "does not end in +cpu"),
           ("no NVIDIA GPU and no driver", "NVIDIA's driver")]),
     ],
 )  # fmt: skip
@@ -460,9 +460,9 @@ def test_check_of_two_archs(child, tmp_path, capsys):
         ([*GOOD_CHILD[:4], result("b", "b, O: too far", O="2")], ["  b, O: too far"]),
         (GOOD_CHILD[:4], ["  b: ended with status 0"]),
         ([*GOOD_CHILD[:2], {"error": "cudaErrorIllegalAddress"}],
-         ["  a: cudaErrorIllegalAddress; 1 cases after it were not run"]),
+         ["  a: cudaErrorIllegalAddress; 1 later cases were not run"]),
         ([*GOOD_CHILD[:4], "crash"], ["  b: crashed by signal 11 (Segmentation fault)"]),
-        ([*GOOD_CHILD[:2], "hang"], ["  a: hung for 5 s; 1 cases after it were not run"]),
+        ([*GOOD_CHILD[:2], "hang"], ["  a: hung for 5 s; 1 later cases were not run"]),
         (["crash"], ["  before the first case: crashed by signal 11 (Segmentation fault)"]),
         ([{"device": "Some GPU", "count": 0}], ["0 tensors compared bit for bit, 0 cases differ"]),
     ],
@@ -482,11 +482,11 @@ def test_check_of_an_arch_that_is_not_there(child, capsys):
     child(sm90=[{"wrong_usage": "no case matches a"}])
     assert run(*AGAINST) == 2
     for words, complaint in (
-        (("--against", "sm80"), "--against needs --arch"),
-        (("--arch", "sm80", "--against", "sm80"), "with another one"),
-        (("--arch", "sm80", "--device", "cpu"), "leave out --device cpu"),
-        (("--arch", "sm80", "--kit", "sm90"), "--arch sm80 and --kit sm90"),
-        (("--arch", "sm80", "--limit", 0), "--limit is 0"),
+        (("--against", "sm80"), "--against requires --arch"),
+        (("--arch", "sm80", "--against", "sm80"), "--against must differ from --arch, got sm80"),
+        (("--arch", "sm80", "--device", "cpu"), "--arch requires a GPU; remove --device cpu"),
+        (("--arch", "sm80", "--kit", "sm90"), "must have the same value, got sm80 and sm90"),
+        (("--arch", "sm80", "--limit", 0), "--limit must be >= 1, got 0"),
         (("--arch", "sm70"), "invalid choice: 'sm70'"),
     ):
         assert run("check", *words) == 2
@@ -563,7 +563,7 @@ def test_doctor_on_a_gpu_whose_results_are_wrong(a_gpu, tmp_path, capsys, monkey
     a_gpu(sm90=[*GOOD_CHILD[:4], result("b", O="3")], sm100=[*GOOD_CHILD[:2], "crash"])
     assert run("doctor") == 1
     out = capsys.readouterr().out
-    assert "  b: O by sm90 have other bits than by sm80\n" in out
+    assert "  b: bits of O differ between sm90 and sm80\n" in out
     assert "  a: crashed by signal 11" in out
     assert "result     FAILED: sm90, sm100; passed: sm80\n" in out
     report = report_of(tmp_path)
@@ -571,7 +571,7 @@ def test_doctor_on_a_gpu_whose_results_are_wrong(a_gpu, tmp_path, capsys, monkey
     a_gpu(sm80=[*GOOD_CHILD[:2], {"error": "cudaErrorIllegalAddress"}])
     monkeypatch.setenv("BROKEN_BENCH", "no memory")
     assert run("doctor", "--arch", "sm80", "--json", tmp_path / "other.json") == 1
-    assert "cudaErrorIllegalAddress; 1 cases after it were not run" in capsys.readouterr().out
+    assert "cudaErrorIllegalAddress; 1 later cases were not run" in capsys.readouterr().out
     report = json.loads((tmp_path / "other.json").read_text())
     assert report["bench"] == [] and report["bench_error"] == "no memory"
 
@@ -581,7 +581,7 @@ def test_doctor_skips_an_arch_that_the_gpu_does_not_run(a_gpu, capsys):
     assert run("doctor", "--no-bench") == 0
     assert "result     passed: sm80\n" in capsys.readouterr().out
     assert run("doctor", "--no-bench", "--kit", "sm90") == 1
-    assert "result     FAILED: no arch runs here\n" in capsys.readouterr().out
+    assert "result     FAILED: no usable arch\n" in capsys.readouterr().out
 
 
 def test_doctor_of_another_gpu(a_gpu, capsys, monkeypatch):
@@ -602,7 +602,7 @@ def test_doctor_without_a_gpu(a_gpu, tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "Missing for a GPU:\n  no NVIDIA GPU and no driver" in out and "    -> use a machine" in out
     assert "cpu: 2 cases, 4 tensors, 0 failures\n" in out
-    assert "result     passed: cpu; no GPU can be used\n" in out
+    assert "result     passed: cpu; no usable GPU\n" in out
     assert a_gpu.ran() == [("cpu", True, None, ["--device", "cpu", "--reduced"])]
     assert len(report_of(tmp_path)["missing"]) == 1 and (tmp_path / "cpu").exists()
     a_gpu(cpu=["crash"])
@@ -611,7 +611,7 @@ def test_doctor_without_a_gpu(a_gpu, tmp_path, capsys, monkeypatch):
     a_gpu()
     for words in (("--device", "cuda"), ("--arch", "sm80")):  # a GPU was named
         assert run("doctor", *words) == 1
-        assert "result     FAILED: no GPU can be used\n" in capsys.readouterr().out
+        assert "result     FAILED: no usable GPU\n" in capsys.readouterr().out
     assert run("doctor", "--device", "cpu", "--no-bench") == 0
     assert "Missing" not in capsys.readouterr().out
     assert run("doctor", "--json", "/nowhere/out.json") == 1

@@ -187,8 +187,8 @@ def dtensor_ids(job):
         assert torch.equal(aux.expert_counts.full_tensor(), want_aux.expert_counts)
         for got, want in zip(aux[-2:], (ids.int(), want_aux.scores)):  # ids and scores
             assert got.placements == out.placements and torch.equal(got.full_tensor(), want)
-        expect("ids must be one with the same", lambda: moe(spread[0], ids=ids))
-    expect("ids is a DTensor and x is not", lambda: moe(x, ids=spread[1]))
+        expect("ids must be a DTensor with x's placements", lambda: moe(spread[0], ids=ids))
+    expect("ids is a DTensor, but x is not", lambda: moe(x, ids=spread[1]))
 
 
 def dtensor_token_mask(job):
@@ -203,18 +203,18 @@ def dtensor_token_mask(job):
         assert_close(out.full_tensor(), want_out.double(), "out")
         assert torch.equal(aux.expert_counts.full_tensor(), want_aux.expert_counts)
         assert aux.without.full_tensor() == 0
-        expect("token_mask must be one with the same", lambda: moe(spread[0], token_mask=mask))
-    expect("token_mask is a DTensor and x is not", lambda: moe(x, token_mask=spread[1]))
+        expect("token_mask must be a DTensor with x's placements", lambda: moe(spread[0], token_mask=mask))
+    expect("token_mask is a DTensor, but x is not", lambda: moe(x, token_mask=spread[1]))
 
 
 def dtensor_refusals(job):
     moe = job.make()
     x, _ = job.batch()
     x = x.detach()
-    expect("a token's 32 values", lambda: moe(distribute_tensor(x, job.mesh, [Shard(2)])))
+    expect("all 32 values of a token must be on one rank", lambda: moe(distribute_tensor(x, job.mesh, [Shard(2)])))
     weight = moe.gate.weight.detach()
     moe.gate.weight = torch.nn.Parameter(distribute_tensor(weight, job.mesh, [Replicate()]))
-    expect("gate.weight is a DTensor and x is not", lambda: moe(x))
+    expect("gate.weight is a DTensor, but x is not", lambda: moe(x))
 
 
 def local_part(job):

@@ -56,7 +56,7 @@ def rounding_is_over_all_tokens(job):
                 whole.train(), spread.train()
     spread.rank_tokens = 40
     x = job.batch([9] * job.world, dtype)[0][:9]
-    expect("rounding needs the tokens of each rank", lambda: spread(x, seed=1, offset=1))
+    expect("token rounding requires the tokens of each rank", lambda: spread(x, seed=1, offset=1))
 
 
 def ids_of_elsewhere(job):
@@ -354,7 +354,7 @@ def low_rank_adapters(job):
     try:
         spread(torch.zeros(5, d, dtype=job.dtype, device=job.device))
     except NotImplementedError as error:
-        assert "lora does not work with chunks, expected chunks=1" in str(error), error
+        assert "lora requires chunks=1" in str(error), error
     else:
         raise AssertionError("chunks with adapters are not refused")
 
@@ -385,7 +385,7 @@ def quantized_weights(job, x, spread, own, lora):
         try:
             tilemoe.expert_parallel.moe(x, logits, *narrow, K=K, group=group, chunks=2)
         except NotImplementedError as error:
-            assert "quantised weights do not work with chunks" in str(error), error
+            assert "quantised weights require chunks=1" in str(error), error
         else:
             raise AssertionError("chunks with quantised weights are not refused")
 
@@ -436,23 +436,23 @@ def refusals(job):
         dtype=job.dtype,
         device=job.device,
     )
-    expect("E is 7, which is no multiple of expert_mesh's", lambda: make(E=7))
-    expect("capacity_factor is 0, expected None or a number above 0", lambda: make(capacity_factor=0))
+    expect("E must be a multiple of expert_mesh's", lambda: make(E=7))
+    expect("capacity_factor must be None or a finite number > 0, got 0", lambda: make(capacity_factor=0))
     for chunks in (0, True, 2.0, "all"):
-        message = f"chunks is {chunks!r}, expected 'auto' or an int of at least 1"
+        message = f"chunks must be 'auto' or an int >= 1, got {chunks!r}"
         expect(message, lambda chunks=chunks: make(chunks=chunks))
-    expect("dispatch is 'push'", lambda: make(dispatch="push"))
-    expect("chunks is 2, but dispatch is 'pull'", lambda: make(dispatch="pull", chunks=2))
-    expect("on_overflow is 'zero'", lambda: make(on_overflow="zero"))
-    expect("expert_gradients is 'max'", lambda: make(expert_gradients="max"))
+    expect("dispatch must be one of all_gather, pull, auto, got 'push'", lambda: make(dispatch="push"))
+    expect("chunks must be 1 or 'auto' with dispatch='pull', got 2", lambda: make(dispatch="pull", chunks=2))
+    expect("on_overflow must be one of nan, drop, got 'zero'", lambda: make(on_overflow="zero"))
+    expect("expert_gradients must be 'mean' or 'sum', got 'max'", lambda: make(expert_gradients="max"))
     moe = make()
     x = torch.zeros(5, d, dtype=job.dtype, device=job.device)
     for tokens, message in (
-        (4, "has 5 tokens, but the maximum in rank_tokens is 4"),
-        ([5] * (job.world + 1), f"expected the tokens of each of {job.world} ranks"),
-        ([6] * job.world, f"rank {job.rank} has 5 tokens, but rank_tokens has 6 for it"),
+        (4, "has 5 tokens, expected at most 4, the maximum in rank_tokens"),
+        ([5] * (job.world + 1), f"rank_tokens must have one number for each of the {job.world} ranks"),
+        ([6] * job.world, f"rank {job.rank} has 5 tokens, but rank_tokens has 6 for this rank"),
     ):
         moe.rank_tokens = tokens
         expect(message, lambda: moe(x))
     moe.rank_tokens = None
-    expect("x is a DTensor", lambda: moe(DTensor.from_local(x, job.mesh, [Shard(0)])))
+    expect("x must be a plain tensor with expert_mesh, got a DTensor", lambda: moe(DTensor.from_local(x, job.mesh, [Shard(0)])))

@@ -123,7 +123,7 @@ def stopped(tmp_path_factory):
                 process.send_signal(signal.SIGINT)
     assert process.returncode == 130
     assert "stopping after this step\n" in lines
-    assert lines[-1] == f"stopped after step {steps_of(folder)[-1]}; --resume continues\n"
+    assert lines[-1] == f"stopped after step {steps_of(folder)[-1]}; continue with --resume\n"
     return folder
 
 
@@ -325,10 +325,10 @@ def test_a_quantised_model(kind, tmp_path, capsys):
     assert losses(tuned) == losses(other) and len(set(losses(tuned))) == 7
     same_bits(adapters(tuned), adapters(other))
     if kind == "mxfp4":
-        why = "is quantised already (mxfp4)"
+        why = "is quantised (mxfp4)"
         assert why in refused(*options, "--quantize", "nf4", "--output", tuned)
     else:
-        assert "has quantize nf4, not None" in refused(
+        assert "has quantize nf4, expected None" in refused(
             *options[2:], "--output", tuned, "--resume"
         )
 
@@ -346,21 +346,21 @@ def test_what_is_refused(tmp_path, whole, capsys):
     for options, why in [
         (["--model", dense], "Qwen3ForCausalLM has no experts that TileMoE supports"),
         (["--model", quantized], "is quantised (awq), expected 16 bits, MXFP4 or FP8"),
-        (["--model", tmp_path / "odd"], "its widths are 32 and 20, expected multiples of 8"),
+        (["--model", tmp_path / "odd"], "its widths must be multiples of 8, got 32 and 20"),
         (["--model", new], f"--model {new}: "),
         (["--text", new, "--output", new], f"No such file or directory: '{new}'"),
-        (["--text", tmp_path / "short", "--output", new], "has 0 sequences of 128 tokens, not 24"),
+        (["--text", tmp_path / "short", "--output", new], "the text must have 24 sequences of 128 tokens, got 0"),
         (["--output", tmp_path / "short"], "File exists"),
-        (["--output", new, "--resume"], f"{new} has no run with a checkpoint"),
-        ([*SHORT, "--output", whole], f"{whole} has a run: --resume continues it"),
-        ([*SHORT, "--rank", 4, "--output", whole, "--resume"], "has rank 16, not 4"),
-        ([*SHORT, "--seed", 1, "--output", whole, "--resume"], "has seed 0, not 1"),
+        (["--output", new, "--resume"], f"no checkpoint found in {new}"),
+        ([*SHORT, "--output", whole], f"{whole} already contains a run; resume it with --resume"),
+        ([*SHORT, "--rank", 4, "--output", whole, "--resume"], "has rank 16, expected 4"),
+        ([*SHORT, "--seed", 1, "--output", whole, "--resume"], "has seed 0, expected 1"),
     ]:
         assert why in refused(*options), options
     assert not new.exists()
     with pytest.raises(SystemExit):
         run("--rank", 0)
-    assert "--rank is 0, expected 1 or more" in capsys.readouterr().err
+    assert "--rank must be >= 1, got 0" in capsys.readouterr().err
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):

@@ -78,7 +78,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path):
     done = run("--model", tmp_path)
     assert done.returncode == 1
     of_experts = 32 * 256 * 3 * 8192 * 2048
-    needed = float(re.search(r"in bfloat16 takes (\d+) GiB", done.stderr).group(1))
+    needed = float(re.search(r"in bfloat16 needs (\d+) GiB", done.stderr).group(1))
     assert 8 * of_experts / 2**30 <= needed <= 1.05 * 8 * of_experts / 2**30
     assert "does not fit" in done.stderr and "Traceback" not in done.stderr
     parts = re.search(r"weights ([\d.]+), gradients ([\d.]+), optimizer ([\d.]+), ", done.stdout)

@@ -292,9 +292,9 @@ def hooked(expert):
 
 
 REFUSED = {
-    "norm": (WithNorm, r"experts.0.norm.weight \(32,\) is not a weight or a bias of gate_proj"),
+    "norm": (WithNorm, r"experts.0.norm.weight has shape \(32,\), but .* weights and biases of gate_proj"),
     "residual": (Residual, r"cannot compute .*Residual"),
-    "scaled": (Scaled, r"cannot compute .*Scaled: its forward is no swiglu"),
+    "scaled": (Scaled, r"cannot compute .*Scaled: its forward must be a swiglu"),
     "normed": (Normed, r"experts.0, a Normed, computes something before gate_proj and up_proj or"),
     "tuple": (Tuple, r"cannot compute .*Tuple"),
     "two inputs": (TwoInputs, r"cannot compute .*TwoInputs: .*missing 1 required"),
@@ -303,22 +303,22 @@ REFUSED = {
         lambda: with_child(DeepSeek(), "drop", nn.Dropout(0.1)),
         r"experts.0.drop is a Dropout\(p=0.1",
     ),
-    "activation": (lambda: Mixtral(nn.Mish()), r"cannot compute .*Mixtral: its forward is no swi"),
+    "activation": (lambda: Mixtral(nn.Mish()), r"cannot compute .*Mixtral: its forward must be a swi"),
     "names": (Other, "experts.0 is a Other with the children fc1, fc2, expected gate_proj/"),
     "a linear layer's class": (
         lambda: with_child(Mixtral(), "w3", Quantized(d, n, bias=False)),
-        r"experts.0.w3 is a Quantized, expected a torch.nn.Linear",
+        r"experts.0.w3 must be a torch.nn.Linear, got a Quantized",
     ),
     "a bias": (
         lambda: with_child(Mixtral(), "w3", linear(d, n, bias=True)),
-        r"experts.0.w3 has one and w1 has none: expected all with a bias or none",
+        r"experts.0.w3 has one, w1 has none, expected all with a bias or none",
     ),
     "a shape": (
         lambda: with_child(Mixtral(), "w2", linear(n + 8, d)),
         r"experts.0.w2.weight has shape \(32, 32\), expected \(32, 24\)",
     ),
     "a hook": (lambda: hooked(Mixtral()), "experts.0.w1 has hooks or its own forward"),
-    "meta": (lambda: Mixtral().to("meta"), "experts.0.w1.weight is on meta: load the"),
+    "meta": (lambda: Mixtral().to("meta"), "experts.0.w1.weight is on meta, expected loaded weights"),
 }
 
 
@@ -330,10 +330,10 @@ def test_what_is_not_understood_is_refused_by_its_name(case):
 
 
 DIFFERENT = {
-    "a class": (DeepSeek, "experts.4 is a DeepSeek and experts.0 a Mixtral, expected one class"),
+    "a class": (DeepSeek, "experts.4 is a DeepSeek, expected the class of experts.0, Mixtral"),
     "an activation": (lambda: Mixtral(nn.GELU()), "experts.4 and experts.0 have different"),
-    "a dtype": (lambda: Mixtral().half(), "experts.4.w1.weight is torch.float16 .*, but exp"),
-    "biases": (lambda: Mixtral(bias=True), "experts.4 or experts.0 has w1.bias, but the other"),
+    "a dtype": (lambda: Mixtral().half(), "experts.4.w1.weight is torch.float16 .*, expected .*, as in experts.0"),
+    "biases": (lambda: Mixtral(bias=True), "w1.bias exists in only one of experts.4 and experts.0"),
 }
 
 
@@ -355,17 +355,17 @@ def test_gates_and_options_that_do_not_fit_are_refused():
 
     shape = r"gate.weight has shape \(5, 32\) on .*, expected \(6, 32\)"
     refused(ValueError, shape, gate=linear(d, 5))
-    refused(ValueError, "gate is a ReLU without a parameter `weight`", gate=nn.ReLU())
+    refused(ValueError, r"gate must have a parameter `weight` \(6, 32\), got a ReLU", gate=nn.ReLU())
     extra = linear(d, E)
     extra.register_buffer("temperature", torch.ones(()))
-    refused(ValueError, r"gate.temperature \(\) is not one of weight, bias", gate=extra)
-    refused(ValueError, "experts is empty", given=[])
-    refused(TypeError, "experts.0 is a builtins.int, expected a torch.nn.Module", given=[3])
+    refused(ValueError, r"gate.temperature has shape \(\), but from_modules supports only weight, bias", gate=extra)
+    refused(ValueError, "experts must have at least one torch.nn.Module, got none", given=[])
+    refused(TypeError, "experts.0 must be a torch.nn.Module, got a builtins.int", given=[3])
     wrong = "activation is 'geglu', but the experts compute 'swiglu'"
     refused(ValueError, wrong, activation="geglu")
-    refused(TypeError, "takes no hidden_size: it follows from the modules", hidden_size=d)
-    refused(TypeError, "takes no shared_intermediate_size: add the", shared_intermediate_size=8)
-    refused(ValueError, "K is 7, expected 1 to E = 6", top_k=7)
+    refused(TypeError, "keyword argument 'hidden_size': its value follows from the modules", hidden_size=d)
+    refused(TypeError, "keyword argument 'shared_intermediate_size'; add the", shared_intermediate_size=8)
+    refused(ValueError, r"K must be in \[1, 6\] for E = 6, got 7", top_k=7)
     refused(ValueError, "pass return_aux=True", balance_coefficient=0.1)
     experts[2].w1.requires_grad_(False)
     refused(ValueError, "weight of w1 and w3 requires a gradient in some experts but not in others")

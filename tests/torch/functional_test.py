@@ -134,7 +134,7 @@ def test_rounding_that_does_not_fit_is_refused():
     logits = torch.zeros(2, 3, 4, device=DEVICE)
     refused(ValueError, "logits has shape", tilemoe.rounded_router, logits, 2, rounding="up")
     for tokens in (0, 5, 36, 38):
-        said = f"rounding_tokens is {tokens}, but T = 37 is no multiple"
+        said = f"rounding_tokens must divide T = 37, got {tokens}"
         how = dict(K=K, rounding="up", rounding_tokens=tokens)
         refused(ValueError, said, tilemoe.moe, **logits_layer(DTYPE), **how)
 

@@ -191,11 +191,11 @@ def test_options_are_the_models():
 @pytest.mark.parametrize(
     "family, options, message",
     [
-        ("llama", {}, "supports deepseek_v3, .*, but the model is 'llama'"),
-        ("mixtral", dict(router_jitter_noise=0.1), "router_jitter_noise is 0.1"),
-        ("olmoe", dict(hidden_act="mish"), "hidden_act is 'mish', expected one of silu"),
-        ("deepseek_v3", dict(scoring_func="softmax"), "scoring_func is 'softmax'"),
-        ("gpt_oss", dict(swiglu_limit=9.0), "swiglu_limit is 9.0"),
+        ("llama", {}, "model_type must be one of deepseek_v3, .*, got 'llama'"),
+        ("mixtral", dict(router_jitter_noise=0.1), "router_jitter_noise must be 0.0 for MoE, got 0.1"),
+        ("olmoe", dict(hidden_act="mish"), "hidden_act must be one of silu.*, got 'mish'"),
+        ("deepseek_v3", dict(scoring_func="softmax"), "scoring_func must be 'sigmoid' for MoE, got 'softmax'"),
+        ("gpt_oss", dict(swiglu_limit=9.0), "swiglu_limit must be 7.0 for MoE, got 9.0"),
     ],
     ids=short,
 )

@@ -96,7 +96,7 @@ def test_cpu_library_absent(libraries):
 
 def test_cpu_library_corrupt(libraries):
     (libraries / CPU).write_bytes(b"\x7fELF")
-    assert re.search(rf"{CPU} cannot be loaded \(.*\)$", import_fails(libraries))
+    assert re.search(rf"cannot load the TileMoE operators at .*{CPU} \(.*\)$", import_fails(libraries))
 
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; import tilemoe"
@@ -114,8 +114,8 @@ print(Options(K=2).numbers, [name for name in sys.modules if name.startswith("to
 )
 def test_torch_absent(use):
     assert last_line(f"{WITHOUT_TORCH}\n{use}") == (
-        "ImportError: tilemoe needs torch 2.10 or newer, which is not installed: "
-        "pip install 'tilemoe[torch]' (or import tilemoe.jax, which needs jax alone)"
+        "ImportError: TileMoE requires torch >= 2.10, which is not installed; run pip install "
+        "'tilemoe[torch]', or import tilemoe.jax, which requires only jax"
     )
 
 
@@ -156,7 +156,9 @@ def test_what_needs_no_torch():
 
 def test_torch_too_old():
     program = "import torch; torch.__version__ = '2.9.1'; import tilemoe"
-    assert last_line(program) == "ImportError: tilemoe needs torch 2.10 or newer, but torch is 2.9.1"
+    assert last_line(program) == (
+        "ImportError: TileMoE requires torch >= 2.10, got 2.9.1; run pip install -U torch"
+    )
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no CUDA tensors")
@@ -164,15 +166,18 @@ class TestCuda:
     def test_library_absent(self, libraries):
         (libraries / CUDA).unlink(missing_ok=True)
         out = refused_on_cuda(libraries)
-        assert out == "tilemoe cannot use cuda:0: this tilemoe was built without its CUDA library"
+        assert out == (
+            "TileMoE was built without CUDA; install the CUDA wheel or rebuild with "
+            "TILEMOE_CUDA=ON (got a tensor on cuda:0)"
+        )
 
     def test_library_corrupt(self, libraries):
         (libraries / CUDA).write_bytes(b"\x7fELF")
         out = refused_on_cuda(libraries)
-        said = r"tilemoe cannot use cuda:0: its CUDA library cannot be loaded \(.*\)"
+        said = r"the CUDA library of TileMoE cannot be loaded \(.*\) \(got a tensor on cuda:0\)"
         assert re.fullmatch(said, out)
 
     def test_float32(self, libraries):
         if not (libraries / CUDA).exists():
             pytest.skip("built without CUDA")
-        assert "takes bfloat16 and float16" in refused_on_cuda(libraries, dtype="float32")
+        assert "x must be bfloat16 or float16 on CUDA, got float32" in refused_on_cuda(libraries, dtype="float32")

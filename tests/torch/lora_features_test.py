@@ -122,7 +122,7 @@ def with_second_gradients():
 ELSEWHERE = {  # of several processes, or of a GPU
     "CUDA graphs": "works, not tested on the CPU",
     "experts spread over ranks": "works, tested by expert_parallel_values.py",
-    "`chunks` of ranks above 1": REFUSED + "lora does not work with chunks, expected chunks=1",
+    "`chunks` of ranks above 1": REFUSED + "lora requires chunks=1",
 }
 FEATURES = {  # row of the table: (test, what the page says)
     "token rounding": (lambda: agrees(K=K, rounding="nearest", m=8), "works"),
@@ -139,14 +139,14 @@ FEATURES = {  # row of the table: (test, what the page says)
     "`overwrite_H=True`": (lambda: agrees(K=K, overwrite_H=True), "works"),
     "`retain_graph`": (walked_twice, "works"),
     "double backward": (
-        with_second_gradients, REFUSED + "gradients of gradients are not supported"
+        with_second_gradients, REFUSED + "double backward is not supported"
     ),
     "checkpointing": (with_checkpoint, "works"),
     "`torch.compile(fullgraph=True)`": (with_compile, "works"),
     "autocast": (with_autocast, "works"),
     "decode (`MoE`)": (with_decode, "works"),
     "one adapter in several calls": (used_twice, "works"),
-    "`weight_grad_out`": (with_memory, REFUSED + "lora and weight_grad_out are both given"),
+    "`weight_grad_out`": (with_memory, REFUSED + "lora and weight_grad_out cannot be combined"),
 }
 ROWS = {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE
 

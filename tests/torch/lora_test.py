@@ -227,7 +227,7 @@ def test_a_consumed_H_is_an_error():
     tensors = logits_layer(torch.float32)
     O = adapted(tilemoe.moe)(**tensors, **factors(tensors), K=K, overwrite_H=True)
     O.sum().backward(retain_graph=True)
-    refused(RuntimeError, "saved was consumed by an earlier backward", O.sum().backward)
+    refused(RuntimeError, "an earlier backward wrote dH over the saved H", O.sum().backward)
 
 
 # ---------------------------------------------------------------- what the comparison finds
@@ -275,19 +275,19 @@ WRONG = {
     r"lora.A1 has shape \(7, 5, 32\), expected \(7, 5, 40\)": dict(A1=torch.zeros(E, 5, d - 8)),
     r"lora.B1 has shape \(7, 48, 6\), expected \(7, 48, 5\)": dict(B1=torch.zeros(E, 2 * n, 6)),
     r"lora.A2 has shape \(6, 16, 24\)": dict(A2=torch.zeros(E - 1, 16, n)),
-    "lora.A1 is given, but lora.B1 is None": dict(B1=None),
-    "lora.B2 is given, but lora.A2 is None": dict(A2=None),
-    "lora.A1 has rank 257, expected 1 to 256": dict(
+    "lora.A1 requires lora.B1, got None": dict(B1=None),
+    "lora.B2 requires lora.A2, got None": dict(A2=None),
+    r"lora.A1 must have a rank in \[1, 256\], got 257": dict(
         A1=torch.zeros(E, 257, d), B1=torch.zeros(E, 2 * n, 257)
     ),
-    "lora.A1 has rank 0": dict(A1=torch.zeros(E, 0, d), B1=torch.zeros(E, 2 * n, 0)),
-    "lora.B2 is torch.float64": dict(B2=torch.zeros(E, d, 16, dtype=torch.float64)),
-    "lora.A1 is on meta and x on cpu": dict(A1=torch.zeros(E, 5, d, device="meta")),
-    "lora.A1_up: only gate_layout='split' has it": dict(
+    r"lora.A1 must have a rank in \[1, 256\], got 0": dict(A1=torch.zeros(E, 0, d), B1=torch.zeros(E, 2 * n, 0)),
+    "lora.B2 must be float32, bfloat16 or float16, got torch.float64": dict(B2=torch.zeros(E, d, 16, dtype=torch.float64)),
+    "one device: lora.A1 is on meta, x is on cpu": dict(A1=torch.zeros(E, 5, d, device="meta")),
+    "lora.A1_up requires gate_layout='split'": dict(
         A1_up=torch.zeros(E, 8, d), B1_up=torch.zeros(E, n, 8)
     ),
-    "lora.scale is nan": dict(scale=float("nan")),
-    "lora has no factors": dict(A1=None, B1=None, A2=None, B2=None),
+    "lora.scale must be .*, got nan": dict(scale=float("nan")),
+    "lora requires the factors of W1, of W2 or of both, got none": dict(A1=None, B1=None, A2=None, B2=None),
 }
 
 
@@ -298,7 +298,7 @@ def test_wrong_factors_are_named(sentence):
 
 def test_a_lora_that_is_none():
     tensors = {key: t.detach() for key, t in logits_layer(torch.float32).items()}
-    sentence = "lora is a builtins.dict, expected a tilemoe.LoRA"
+    sentence = "lora must be a tilemoe.LoRA, got a builtins.dict"
     refused(TypeError, sentence, tilemoe.moe, **tensors, K=K, lora={"A1": None})
 
 
@@ -342,4 +342,4 @@ def test_module_initialises_as_peft():
 
 @pytest.mark.parametrize("rank", [-1, 257, (8, 8, 8), 0, True, (0, 0)], ids=str)
 def test_module_refuses_ranks(rank):
-    refused(ValueError, "lora_rank is", tilemoe.MoE, d, n, E, K, lora_rank=rank)
+    refused(ValueError, "lora_rank must", tilemoe.MoE, d, n, E, K, lora_rank=rank)

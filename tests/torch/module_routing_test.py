@@ -105,7 +105,7 @@ def test_ids_in_evaluation_and_without_aux():
     moe = make(rounding="stochastic", m=8)
     x, dO = batch()
     ids = any_ids(torch.int32)
-    with pytest.raises(ValueError, match="ids are given, but rounding is 'stochastic', which"):
+    with pytest.raises(ValueError, match="ids must be None in training with rounding='stochastic', which"):
         moe(x, seed=1, offset=0, ids=ids)
     plain = make()
     same_bits(run(moe.eval(), x, dO, ids=ids), run(plain, x, dO, ids=ids))
@@ -136,8 +136,8 @@ def test_wrong_ids_are_refused():
     for wrong, message in (
         (ids[..., :1], r"ids has shape \(3, 13, 1\), expected \(3, 13, 2\)"),
         (ids.reshape(-1, K), r"ids has shape \(39, 2\), expected \(3, 13, 2\)"),
-        (ids.float(), "ids is torch.float32, expected int32 or int64"),
-        (ids.to("meta"), "ids is on meta and"),
+        (ids.float(), "ids must be int32 or int64, got torch.float32"),
+        (ids.to("meta"), "one device: ids is on meta, x is on"),
     ):
         refused(ValueError, message, moe, x, ids=wrong)
     refused(TypeError, "ids is a builtins.list, expected a torch.Tensor", moe, x, ids=ids.tolist())
@@ -146,27 +146,27 @@ def test_wrong_ids_are_refused():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(n_group=0), "n_group is 0, expected 1 to 32"),
-        (dict(E=66, n_group=33), "n_group is 33, expected 1 to 32 groups"),
-        (dict(n_group=4, topk_group=4), "n_group is 4, expected 1 to 32 groups that divide E = 6"),
-        (dict(n_group=3, topk_group=4), "topk_group is 4, expected 1 to n_group = 3"),
-        (dict(n_group=3, topk_group=0), "topk_group is 0, expected 1 to n_group = 3"),
-        (dict(topk_group=2), "topk_group is 2, expected 1 to n_group = 1"),
+        (dict(n_group=0), r"n_group must be in \[1, 32\] and divide E = 6, got 0"),
+        (dict(E=66, n_group=33), r"n_group must be in \[1, 32\] and divide E = 66, got 33"),
+        (dict(n_group=4, topk_group=4), r"n_group must be in \[1, 32\] and divide E = 6, got 4"),
+        (dict(n_group=3, topk_group=4), r"topk_group must be in \[1, 3\] for n_group = 3, got 4"),
+        (dict(n_group=3, topk_group=0), r"topk_group must be in \[1, 3\] for n_group = 3, got 0"),
+        (dict(topk_group=2), r"topk_group must be in \[1, 1\] for n_group = 1, got 2"),
         (dict(n_group=3, K=3), "topk_group is 1, but 1 groups of 2 experts have fewer"),
-        (dict(n_group=2, group_score="sum"), "group_score is 'sum', expected one of top2_sum, max"),
-        (dict(n_group=2, group_score="top2_sum"), "group_score is top2_sum, which requires a"),
-        (dict(n_group=6, topk_group=2, scoring="sigmoid"), "groups of one expert"),
-        (dict(routed_scaling_factor=0.0), "routed_scaling_factor is 0.0, expected a finite number"),
-        (dict(routed_scaling_factor=float("inf")), "routed_scaling_factor is inf, expected a fin"),
-        (dict(routed_scaling_factor=2.0, rounding="up"), "rounding is 'up' and routed_scaling"),
-        (dict(n_group=2, rounding="up"), "rounding is 'up' and n_group 2"),
+        (dict(n_group=2, group_score="sum"), "group_score must be one of top2_sum, max, got 'sum'"),
+        (dict(n_group=2, group_score="top2_sum"), "group_score='top2_sum' requires a sigmoid scoring"),
+        (dict(n_group=6, topk_group=2, scoring="sigmoid"), "requires groups of at least two experts, got n_group = 6"),
+        (dict(routed_scaling_factor=0.0), "routed_scaling_factor must be a finite number > 0, got 0.0"),
+        (dict(routed_scaling_factor=float("inf")), "routed_scaling_factor must be a finite number > 0, got inf"),
+        (dict(routed_scaling_factor=2.0, rounding="up"), "routed_scaling_factor must have its default with rounding='up'"),
+        (dict(n_group=2, rounding="up"), "n_group must have its default with rounding='up', got 2"),
     ],
     ids=short,
 )
 def test_options_that_do_not_fit_are_refused(options, message):
     arguments = dict(d=d, n=n, E=E, K=K, return_aux=True, dtype=DTYPE) | options
     refused(ValueError, message, MoE, **arguments)
-    refused(TypeError, "n_group is 2.0, expected an int", MoE, d, n, E, K, n_group=2.0, dtype=DTYPE)
+    refused(TypeError, "n_group must be an int, got 2.0", MoE, d, n, E, K, n_group=2.0, dtype=DTYPE)
 
 
 def test_repr():

@@ -75,8 +75,8 @@ def test_no_output_with_a_gradient_is_a_view(shape):
 
 
 def test_widths_that_no_kernel_has_are_refused():
-    for name, sizes in {"d": (33, 16), "n": (32, 20), "d is 0": (0, 16)}.items():
-        with pytest.raises(ValueError, match=f"{name}.* expected a positive multiple of 8"):
+    for name, size, sizes in (("d", 33, (33, 16)), ("n", 20, (32, 20)), ("d", 0, (0, 16))):
+        with pytest.raises(ValueError, match=f"^{name} must be a positive multiple of 8, got {size}$"):
             MoE(*sizes, E=4, K=2, dtype=DTYPE)
 
 
@@ -128,7 +128,7 @@ def test_stochastic_rounding_without_seed_is_refused():
     moe = make(rounding="stochastic", m=16)
     x, _ = batch()
     for arguments in ({}, dict(seed=1), dict(offset=1)):
-        refused(ValueError, "needs seed and offset", moe, x, **arguments)
+        refused(ValueError, "seed and offset are required in training", moe, x, **arguments)
 
 
 def test_aux_is_a_pytree_of_tensors_on_the_device():
@@ -234,7 +234,7 @@ def test_selection_bias_update():
     moe.update_selection_bias(torch.tensor([10, 0, 4, 2], dtype=torch.int32), rate=0.5)  # mean 4
     assert moe.gate.e_score_correction_bias.tolist() == [-0.5, 0.5, 0.0, 0.5]
     refused(ValueError, r"shape \(3,\), expected \(4,\)", moe.update_selection_bias, torch.zeros(3))
-    with pytest.raises(ValueError, match="without selection_bias"):
+    with pytest.raises(ValueError, match="requires a module with selection_bias=True"):
         MoE(d, n, 4, 2, dtype=DTYPE, scoring="sigmoid").update_selection_bias(torch.zeros(4))
 
 
@@ -257,24 +257,24 @@ def test_selection_bias_balances():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(K=0), "K is 0, expected 1 to E = 6"),
-        (dict(K=7), "K is 7, expected 1 to E = 6"),
-        (dict(activation="swish"), "activation is 'swish', expected one of swiglu, geglu"),
-        (dict(scoring="softmax"), "scoring is 'softmax', expected one of softmax_over_chosen"),
-        (dict(rounding="nearst"), "rounding is 'nearst', expected one of nearest"),
-        (dict(rounding="up", m=0), "m is 0, expected at least 1"),
-        (dict(rounding="up", scoring="sigmoid"), "scoring under token rounding is 'sigmoid'"),
-        (dict(selection_bias=True), "only sigmoid scorings support a selection bias"),
-        (dict(clamp=7.0, activation="geglu"), "clamp is 7.0 and activation 'geglu', but only swi"),
-        (dict(clamp=-1.0), "clamp is -1.0, expected a finite number of at least 0"),
-        (dict(alpha=float("nan")), "alpha is nan, expected a finite number"),
-        (dict(shared_intermediate_size=20), "shared_intermediate_size is 20, expected a positive"),
-        (dict(shared_expert_gate=True), "shared_intermediate_size is None: the layer has no shared"),
-        (dict(dtype=torch.float64), "dtype is torch.float64, expected float32, bfloat16"),
-        (dict(router_dtype=torch.int8), "router_dtype is torch.int8, expected float32, bfloat16"),
-        (dict(column_blocks=0), "column_blocks is 0, expected at least 1"),
-        (dict(z_coefficient=0.1), "z_coefficient 0.1, but .* pass return_aux=True"),
-        (dict(balance_coefficient=0.2), "balance_coefficient is 0.2 and .* pass return_aux=True"),
+        (dict(K=0), r"K must be in \[1, 6\] for E = 6, got 0"),
+        (dict(K=7), r"K must be in \[1, 6\] for E = 6, got 7"),
+        (dict(activation="swish"), "activation must be one of swiglu, geglu.*, got 'swish'"),
+        (dict(scoring="softmax"), "scoring must be one of softmax_over_chosen.*, got 'softmax'"),
+        (dict(rounding="nearst"), "rounding must be one of nearest.*, got 'nearst'"),
+        (dict(rounding="up", m=0), "m must be >= 1, got 0"),
+        (dict(rounding="up", scoring="sigmoid"), "scoring with token rounding must be one of .*, got 'sigmoid'"),
+        (dict(selection_bias=True), "selection_bias requires a sigmoid scoring, got scoring='softmax_over_chosen'"),
+        (dict(clamp=7.0, activation="geglu"), "clamp requires activation='swiglu', got clamp=7.0 and activation='geglu'"),
+        (dict(clamp=-1.0), "clamp must be a finite number >= 0, got -1.0"),
+        (dict(alpha=float("nan")), "alpha must be a finite number, got nan"),
+        (dict(shared_intermediate_size=20), "shared_intermediate_size must be a positive multiple of 8, got 20"),
+        (dict(shared_expert_gate=True), "shared_expert_gate=True requires shared_intermediate_size"),
+        (dict(dtype=torch.float64), "^dtype must be float32, bfloat16 or float16, got torch.float64"),
+        (dict(router_dtype=torch.int8), "router_dtype must be float32, bfloat16 or float16, got torch.int8"),
+        (dict(column_blocks=0), "column_blocks must be >= 1, got 0"),
+        (dict(z_coefficient=0.1), "z_coefficient=0.1 require return_aux=True"),
+        (dict(balance_coefficient=0.2), "balance_coefficient=0.2 and .* require return_aux=True"),
     ],
     ids=short,
 )
@@ -287,8 +287,8 @@ def test_a_wrong_x_is_refused():
     moe = make()
     x = torch.zeros(5, d, dtype=DTYPE)
     for wrong in (x.double(), x.int()):
-        refused((ValueError, NotImplementedError), f"x is {wrong.dtype} \\(5, 32", moe, wrong)
-    refused(ValueError, f"x is torch.float16 and gate.weight {DTYPE}: cast one", moe, x.half())
+        refused((ValueError, NotImplementedError), f"x must be .*got {str(wrong.dtype)[6:]} with shape \\(5, 32", moe, wrong)
+    refused(ValueError, f"x is torch.float16 and gate.weight is {DTYPE}, expected the same dtype", moe, x.half())
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         assert moe(x.half())[0].dtype == torch.bfloat16
     with pytest.raises(TypeError, match="x is a numpy.ndarray, expected a torch.Tensor"):
@@ -302,7 +302,7 @@ def test_wrong_width_is_refused():
 
 def test_another_device_than_the_parameters_is_refused():
     x, _ = batch()
-    with pytest.raises(ValueError, match=f"x is on {x.device} and gate.weight on meta"):
+    with pytest.raises(ValueError, match=f"one device: x is on {x.device}, gate.weight is on meta"):
         MoE(d, n, E, K, device="meta")(x)
 
 

@@ -23,9 +23,9 @@ OVER_H = "experts_backward_over_H"
 KEEPS_H = "experts_backward"
 
 
-USED_UP = "consumed by an earlier backward"
+USED_UP = "an earlier backward wrote dH over the saved H"
 FREED = "backward through the graph a second time"
-TWICE = "tilemoe: gradients of gradients"
+TWICE = "^double backward is not supported"
 
 
 def dO_of(O):

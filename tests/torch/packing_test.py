@@ -69,5 +69,5 @@ def test_a_routings_arrays():
     assert array("pair_row").tolist() == [1, 4, 2, 0, 5, 3]
     assert array("token_offsets").tolist() == [0, 2, 3, 3, 5, 6]
     assert array("counters").tolist() == _layout.counters_of(routing).tolist() == [0] * 4
-    with pytest.raises(RuntimeError, match="kind is 4"):
+    with pytest.raises(RuntimeError, match="kind must be a tilemoe_routing_kind, got 4"):
         tilemoe._library.operators.routing_layout(4)

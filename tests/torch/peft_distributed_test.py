@@ -118,7 +118,7 @@ def tensor_parallelism(folder):
 
 def another_implementation(folder):
     model = loaded(folder, fsdp_size=2, ep_size=2, ep_implementation="all_to_all")
-    refused(NotImplementedError, "need ep_implementation='tilemoe'", run, model)
+    refused(NotImplementedError, "require ep_implementation='tilemoe'", run, model)
 
 
 SCENARIOS = [fsdp, one_batch]

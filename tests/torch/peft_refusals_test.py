@@ -1,5 +1,6 @@
 """Adapters of experts that TileMoE does not compute: reported, or refused, by name."""
 
+import re
 import warnings
 
 import pytest
@@ -39,7 +40,7 @@ def reports(call, *args):
         warnings.simplefilter("always")
         found = call(*args)
     texts = [str(warning.message) for warning in caught]
-    return found, [text for text in texts if text.startswith("tilemoe.peft")]
+    return found, [text for text in texts if re.match("PEFT computes|.* stays frozen", text)]
 
 
 def left_to_peft(model, reason, weights=2):
@@ -68,7 +69,7 @@ def test_two_active_adapters():
 def test_a_rank_over_the_limit(weight):
     """Of one wrapper: the other one's adapter remains in the GEMMs."""
     model = adapted(rank_pattern={weight: 257})
-    left_to_peft(model, "the rank 257 of adapter default is over 256", weights=1)
+    left_to_peft(model, "the rank of adapter default must be at most 256, got 257", weights=1)
 
 
 def test_another_implementation():
@@ -131,7 +132,7 @@ def test_target_modules_that_name_experts(name, target):
     """A match elsewhere is enough for PEFT, which would leave the experts frozen."""
     modules = target if "*" in target else ["q_proj", "q_b_proj", target]
     config = LoraConfig(target_modules=modules)
-    message = r"layers\.[01]\.mlp\.experts\..* is a parameter and no module.* target_parameters"
+    message = r"layers\.[01]\.mlp\.experts\..* is a parameter, not a module; pass target_parameters"
     refused(ValueError, message, get_peft_model, build(name), config)
 
 

@@ -128,7 +128,7 @@ def test_a_stopped_command_continues(tmp_path, monkeypatch):
     nothing = iter(())  # the text exists: no source is read again
     assert corpus.build(tmp_path / "parts", nothing, validation=0.2) == whole
     assert "train-00002.bin" not in {path.name for path in written}
-    refused(ValueError, "was begun with", corpus.build, tmp_path / "parts", nothing, validation=0.3)
+    refused(ValueError, "has a corpus with", corpus.build, tmp_path / "parts", nothing, validation=0.3)
 
 
 def test_a_limit_takes_documents_whatever_their_order(tmp_path):
@@ -167,7 +167,7 @@ def test_a_folder_begun_by_an_earlier_version_is_finished(tmp_path, monkeypatch)
     monkeypatch.setattr(
         corpus, "write", lambda path, data: (written.append(path.name), write(path, data))
     )
-    refused(ValueError, "was begun with", corpus.build, folder, iter(()), validation=0.3)
+    refused(ValueError, "has a corpus with", corpus.build, folder, iter(()), validation=0.3)
     assert corpus.build(folder, iter(()), validation=0.2) == whole
     assert "validation-00000.bin" not in written and "validation-00001.bin" in written
     assert not list(folder.glob("held_out*"))
@@ -253,12 +253,12 @@ def test_what_is_wrong_is_said_in_a_sentence(tmp_path):
     (tmp_path / "a.txt").write_text("one document")
     for arguments, message in (
         ((tmp_path / "out",), "expected files, or --packages"),
-        ((tmp_path / "out", tmp_path / "absent"), "absent does not exist"),
+        ((tmp_path / "out", tmp_path / "absent"), "no file or folder found at "),
         ((tmp_path / "out", tmp_path / "a.txt"), "too few documents for --validation 0.05"),
-        ((tmp_path / "out2", tmp_path / "a.txt", "--vocabulary", "70000"), "a vocabulary of 70000"),
+        ((tmp_path / "out2", tmp_path / "a.txt", "--vocabulary", "70000"), "--vocabulary must be in [257, 65536], got 70000"),
     ):
         done = command(*arguments)
         assert done.returncode != 0 and message in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
     none = command(tmp_path / "out3", "--packages", "linux-source", path=str(tmp_path))
-    assert none.returncode == 1 and "--packages needs apt-get" in none.stderr
+    assert none.returncode == 1 and "--packages requires apt-get" in none.stderr

@@ -87,14 +87,14 @@ def test_a_pair_without_a_place_stops_the_run(data, tmp_path):  # noqa: F811
     done = launch(tmp_path, data, "--expert-parallel", 2, "--places", 0.5, processes=2)
     assert done.returncode == 1
     of_run, _, root_cause = done.stderr.partition("Root Cause")
-    why = "stopped at step 1: --places 0.5 had no memory for "
+    why = " exceeded the expert capacity of --places 0.5; use a larger --places"
     assert why in of_run and root_cause.count(why) == 1
 
 
 def test_what_it_cannot_share_is_refused(data, tmp_path):  # noqa: F811
     done = launch(tmp_path, data, "--expert-parallel", 2)
     assert done.returncode != 0
-    assert "--expert-parallel is 2, but 1 processes and 8 experts are to be multiples" in done.stderr
+    assert "--expert-parallel must divide 1 processes and 8 experts, got 2" in done.stderr
 
 
 def test_the_plan_has_both_sizes():

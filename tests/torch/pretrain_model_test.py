@@ -100,15 +100,15 @@ def test_what_cannot_run_is_refused_in_a_sentence():
     plain, rounded = configuration("tiny"), configuration("tiny", rounding="nearest")
     bounded = configuration("tiny", capacity=1.0)
     for name in ("scattermoe", "sonic-moe"):
-        assert "runs on a GPU, and this process has none" in experts.refusal(name, plain, "cpu")
-        assert f"{name} is not installed: pip install" in experts.refusal(name, plain, "cuda")
-        assert "has no token rounding" in experts.refusal(name, rounded, "cuda")
-        assert "has no capacity" in experts.refusal(name, bounded, "cuda")
-    assert "has no token rounding" in experts.refusal("grouped_mm", rounded, "cpu")
+        assert "requires a GPU, and this process has none" in experts.refusal(name, plain, "cpu")
+        assert f"{name} is not installed; run pip install" in experts.refusal(name, plain, "cuda")
+        assert "does not support --rounding" in experts.refusal(name, rounded, "cuda")
+        assert "does not support --capacity" in experts.refusal(name, bounded, "cuda")
+    assert "does not support --rounding" in experts.refusal("grouped_mm", rounded, "cpu")
     assert experts.refusal("grouped_mm", plain, "cpu") is None
     for c in (plain, rounded, bounded):
         assert experts.refusal("tilemoe", c, "cpu") is None
-    with pytest.raises(ValueError, match="--rounding and --capacity: one of them"):
+    with pytest.raises(ValueError, match="--rounding and --capacity cannot be combined"):
         configuration("tiny", rounding="up", capacity=1.0)
 
 
@@ -118,9 +118,9 @@ def test_tokens_that_share_no_micro_batch_evenly_are_refused(tokens, capsys):
     assert train.arguments([*own, "--routing-tokens", "16"]).routing_tokens == 16
     with pytest.raises(SystemExit):
         train.arguments([*own, "--routing-tokens", str(tokens)])
-    expected = "'-32' is no whole number of at least 1"
+    expected = "expected an integer >= 1, got '-32'"
     if tokens > 0:
-        expected = f"--routing-tokens is {tokens}, and a micro-batch has 64 tokens"
+        expected = f"--routing-tokens must divide the 64 tokens of a micro-batch, got {tokens}"
     assert expected in capsys.readouterr().err
 
 
@@ -207,7 +207,7 @@ def test_the_plan_counts_what_the_model_has_and_keeps(name, recompute):
     assert memory["AdamW's moments' shard"] == 8 * total // 2
     block = sum(p.numel() for p in model.blocks[0].parameters())
     assert memory["gathered parameters"] == 4 * (total - c.layers * block + 2 * block)
-    assert memory["kept for backward"] == plan.kept_for_backward(model, batch(c, 3))
+    assert memory["saved for backward"] == plan.kept_for_backward(model, batch(c, 3))
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
@@ -226,12 +226,12 @@ def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
     monkeypatch.setattr(predict, "TRAININGS", trainings)
     c = CONFIGS["7B"]
     forward, backward, source = predict.experts(c, 24576)
-    assert source == "this layer measured"
+    assert source == "measurement of this layer"
     ms = {one.name: one.median("ms") for one in records.read(predict.KERNELS) if "ms" in one.values}
     assert predict.LAYERS["cuda"]["7b-n256"] == (24576, c.d, c.n, c.E, c.K)
     assert forward == pytest.approx(ms["kernels/7b-n256/forward"] / 1e3, rel=1e-9)
     assert backward == pytest.approx(ms["kernels/7b-n256/backward"] / 1e3, rel=1e-9)
-    assert predict.experts(CONFIGS["S1"], 24576)[2] == "the mean of measured layers"
+    assert predict.experts(CONFIGS["S1"], 24576)[2] == "mean of measured layers"
     assert len(predict.measured()) == 11
 
     values = {"config": "7B", "layers": 4, "experts": "tilemoe", "micro_batch": 6}
@@ -239,7 +239,7 @@ def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
     records.write(trainings, [training(values | {"kind.experts_ms": 20.0}),
                               training(values | {"experts": "grouped_mm"})])  # fmt: skip
     forward, backward, source = predict.experts(c, 24576)
-    assert source == "a profile of this layer's training"
+    assert source == "profile of a training with this layer"
     assert forward + backward == pytest.approx(20e-3 / 4, rel=1e-9)
 
 
@@ -258,7 +258,7 @@ def test_a_prediction_is_the_sum_of_its_parts():
 def test_some_layers_of_a_configuration():
     assert configuration("7B", 4).layers == 4 and configuration("7B").layers == 40
     for layers in (0, 41):
-        with pytest.raises(ValueError, match=f"--layers is {layers}, and 7B has 40"):
+        with pytest.raises(ValueError, match=rf"--layers must be in \[1, 40\] for 7B, got {layers}"):
             configuration("7B", layers)
 
 

@@ -86,7 +86,7 @@ def test_the_screen_has_some_steps_and_the_log_all(tmp_path, monkeypatch, capsys
     of_byte = 1 + validation["documents"] / validation["bytes"]
     loss = log[-1]["validation_loss"]
     bits = loss / math.log(2) * of_byte
-    assert f"step 5: validation loss {loss:.4f}, {bits:.3f} bits a byte" in said
+    assert f"step 5: validation loss {loss:.4f}, {bits:.3f} bits per byte" in said
     assert train.main(options.split()) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         f"resuming from {last}",
@@ -112,13 +112,13 @@ def test_a_plan_ends_with_the_answer():
     assert "On 4 H100s, communication left out, 1,000 steps" in planned(job, processes=4)[1]
     assert job.micro_batches(4) == 8 and job.micro_batches(64) == 1
     said = planned(job, 0.5 * plan.GIB, recompute="blocks")[1]
-    assert said == "It fits: 0.0 of 0.5 GiB a process."  # that time is not predicted
+    assert said == "It fits: 0.0 of 0.5 GiB per process."  # that time is not predicted
 
 
 def test_a_plan_that_does_not_fit_says_what_does():
     _, said = planned(plan.Job(10, 2000, 2000), device_bytes=1e7)
     of = plan.Plan(CONFIGS["tiny"], "tilemoe", "none", "mixed", False, 1)
     largest = of.largest_micro_batch(1e7)
-    assert said.startswith("It does not fit: ") and said.endswith(f" --micro-batch {largest} does.")
+    assert said.startswith("It does not fit: ") and said.endswith(f" --micro-batch {largest} fits.")
     said = planned(plan.Job(10, 1, 1), 1e6)[1]
-    assert said.endswith("and no micro-batch does. Take more processes.")
+    assert said.endswith("and no micro-batch fits. Use more processes.")

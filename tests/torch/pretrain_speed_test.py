@@ -91,14 +91,14 @@ def test_speed_is_measured_alternately(data, tmp_path, compared):  # noqa: F811
     losses = [line.values["last_loss"] for line in measured]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     status, out, err = compared(*options, "tilemoe", "scattermoe")
-    assert status == 1 and "runs on a GPU, and this process has none" in err
+    assert status == 1 and "requires a GPU, and this process has none" in err
     assert records.read(tmp_path / "speed.jsonl") == measured and names[0] not in out
     older = dataclasses.replace(measured[0], name=names[0] + "-turns4")  # of an earlier version
     records.write(tmp_path / "speed.jsonl", [older])
     status, out, err = compared(*options, "tilemoe", "--ctas-per-sm", 4)
     assert status == 0 and out == "", err
     status, _, err = compared(*options, "tilemoe", "--layers", 3)
-    assert status == 1 and "--layers is 3, and tiny has 2" in err
+    assert status == 1 and "--layers must be in [1, 2] for tiny, got 3" in err
 
 
 @pytest.mark.long

@@ -151,7 +151,7 @@ def test_the_command_writes_text_and_nothing_else(run, capfdbinary):
 
 def test_what_cannot_be_sampled_is_refused_in_a_sentence(run, tmp_path):
     assert sample.main([str(tmp_path)]) == (
-        f"error: {tmp_path} has no checkpoint: give --output of train.py, or a step-N in it"
+        f"error: no checkpoint found in {tmp_path}; pass --output of train.py, or a step-N in it"
     )
     (tmp_path / "checkpoints").symlink_to(run / "checkpoints")
     assert f"error: {tmp_path / 'tokens.json'} is missing" in sample.main([str(tmp_path)])
@@ -243,7 +243,7 @@ def test_an_exported_run_is_loaded_and_is_the_same(run, tmp_path):
     sampler = sample.Sampler(0, temperature=0)
     ours = list(islice(sample.generate(of.model, prompt[0].tolist(), sampler), len(found)))
     assert found == ours
-    assert export.main([str(run), str(folder)]) == f"error: {folder} exists already"
+    assert export.main([str(run), str(folder)]) == f"error: {folder} already exists; choose another folder"
 
 
 def test_an_exported_tokenizer_gives_the_same_tokens(worded, tmp_path):
@@ -258,6 +258,6 @@ def test_an_exported_tokenizer_gives_the_same_tokens(worded, tmp_path):
 def test_what_has_no_equal_in_transformers_is_refused():
     for name, c in CONFIGS.items():
         assert (export.refusal(name, c) is None) == (name != "tiny-bias")
-    assert "tiny-bias by sigmoid_renormalized with a selection bias" in export.refusal(
+    assert "tiny-bias has sigmoid_renormalized with a selection bias" in export.refusal(
         "tiny-bias", CONFIGS["tiny-bias"]
     )

@@ -12,13 +12,13 @@ from checks import python
 from tilemoe import _private
 
 PULL = "expert parallelism with dispatch='pull' on GPUs"
-EXPERT_PARALLEL = "tilemoe's expert parallelism in transformers"
+EXPERT_PARALLEL = "TileMoE's expert parallelism in transformers"
 QUANTIZED = "quantised experts in transformers"
 TORCHTITAN = "tilemoe.torchtitan"
-GPT_OSS = "torchtitan's gpt-oss by tilemoe"
+GPT_OSS = "TileMoE for torchtitan's gpt-oss"
 BY_BUFFERS = {
-    "torchtitan's DeepEP dispatcher with tilemoe": ("of_deepep", "deepep"),
-    "torchtitan's HybridEP dispatcher with tilemoe": ("of_hybridep", "hybridep"),
+    "TileMoE with torchtitan's DeepEP dispatcher": ("of_deepep", "deepep"),
+    "TileMoE with torchtitan's HybridEP dispatcher": ("of_hybridep", "hybridep"),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_removed_name_is_found_missing(feature, name, monkeypatch):
         _private.require(feature)
     package = absent.partition(".")[0]
     version = metadata.version(package)
-    assert f"tilemoe: {feature} needs " in str(error.value) and absent in str(error.value)
+    assert f"{feature} requires " in str(error.value) and absent in str(error.value)
     assert f"missing in {package} {version}, which" in str(error.value)
 
 
@@ -166,7 +166,7 @@ def test_torchtitan_is_refused_at_import(name):
         "except ImportError as error: print(error)"
     )
     printed = python("-c", program)
-    assert "tilemoe: tilemoe.torchtitan needs torchtitan." in printed and name in printed, printed
+    assert "tilemoe.torchtitan requires torchtitan." in printed and name in printed, printed
 
 
 @pytest.mark.parametrize("name", _private.FEATURES[GPT_OSS])

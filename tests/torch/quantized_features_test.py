@@ -126,7 +126,7 @@ def on_fake_tensors():
 ELSEWHERE = {  # of several processes, or of a GPU
     "CUDA graphs": "works, not tested on the CPU",
     "experts spread over ranks": "works, tested by expert_parallel_values.py",
-    "`chunks` of ranks above 1": REFUSED + "quantised weights do not work with chunks",
+    "`chunks` of ranks above 1": REFUSED + "quantised weights require chunks=1",
 }
 FEATURES = {  # row of the table: (test, what the page says)
     "adapters": (lambda: agrees(K=K), "works"),
@@ -146,7 +146,7 @@ FEATURES = {  # row of the table: (test, what the page says)
     "`overwrite_H=True`": (both(K=K, overwrite_H=True), "works"),
     "`retain_graph`": (walked_twice, "works"),
     "double backward": (
-        with_second_gradients, REFUSED + "gradients of gradients are not supported"
+        with_second_gradients, REFUSED + "double backward is not supported"
     ),
     "inference": (without_gradients, "works"),
     "checkpointing": (with_checkpoint, "works"),
@@ -155,7 +155,7 @@ FEATURES = {  # row of the table: (test, what the page says)
     "autocast": (with_autocast, "works"),
     "decode (`MoE`)": (with_decode, "works, by the router's linear layer and `moe`"),
     "`weight_grad_out`": (
-        with_memory, REFUSED + "weight_grad_out is given, but a weight is quantised"
+        with_memory, REFUSED + "weight_grad_out requires weights that are not quantised"
     ),
 }  # fmt: skip
 ROWS = {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE

@@ -198,8 +198,8 @@ def test_other_layers_of_a_model(checkpoint):
 @pytest.mark.parametrize(
     "changed, why",
     [
-        (dict(weight_block_size=[64, 64]), "weight_block_size is [64, 64], expected 128 x 128"),
-        (dict(activation_scheme="static"), "activation_scheme is static, expected dynamic"),
+        (dict(weight_block_size=[64, 64]), "weight_block_size must be 128 x 128, got [64, 64]"),
+        (dict(activation_scheme="static"), "activation_scheme must be dynamic, got static"),
     ],
     ids=["blocks", "activations"],
 )
@@ -210,20 +210,20 @@ def test_what_cannot_be_kept_is_left_to_transformers(changed, why, tmp_path, mon
     folder = make_fp8("qwen3_moe", tmp_path, FP8 | changed)
     model = load(folder)  # transformers dequantises on a CPU
     assert not any(map(quantized_experts.names, experts_of(model)))
-    assert len(said) == 1 and said[0] == f"tilemoe: experts are not kept in fp8: {why}"
+    assert len(said) == 1 and said[0] == f"experts are not kept in fp8: {why}"
 
 
 def test_refusals(checkpoint):
     config = QuantizedExpertsConfig("nf4")
     refused(
         NotImplementedError,
-        "Qwen3MoeForCausalLM cannot be quantised: its experts_implementation is 'eager'",
+        "Qwen3MoeForCausalLM cannot be quantised: its experts_implementation must be 'tilemoe', got 'eager'",
         load, checkpoint("qwen3_moe"), quantization_config=config, experts_implementation="eager",
     )  # fmt: skip
-    refused(ValueError, "format is 'int4', expected one of fp8", QuantizedExpertsConfig, "int4")
+    refused(ValueError, "format must be one of fp8.*, got 'int4'", QuantizedExpertsConfig, "int4")
     model = load(checkpoint("gpt_oss", "mxfp4"))
     model.set_experts_implementation("eager")
-    sentence = "gate_up_proj of .*GptOssExperts is quantised, so that .* cannot read it"
+    sentence = "gate_up_proj of .*GptOssExperts is quantised, so .* cannot read it"
     refused(NotImplementedError, sentence, logits, model)
     model.set_experts_implementation("tilemoe")
     experts_of(model)[1].down_proj.requires_grad_(True)

@@ -125,7 +125,7 @@ def test_merging(base):
     """Into the dequantised weights, as PEFT merges into 16 bits; never into codes."""
     model = adapted(base("mxfp4"), target_modules=["q_proj"])
     before = copy.deepcopy(model.state_dict())
-    sentence = r"mlp.experts.(gate_up|down)_proj cannot be merged into a quantised weight: call"
+    sentence = r"mlp.experts.(gate_up|down)_proj cannot be merged into a quantised weight; call"
     for merge in (model.merge_and_unload, model.merge_adapter):
         refused(ValueError, sentence, merge)
     same_bits(model.state_dict(), before)

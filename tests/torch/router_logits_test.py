@@ -183,7 +183,7 @@ def test_under_autocast():
 
 def test_a_layer_in_another_dtype_than_x_is_refused():
     x = normal(3, d, seed=6, dtype=torch.bfloat16)
-    refused(ValueError, "x is torch.bfloat16 and gate.weight torch.float16", make(torch.float16), x)
+    refused(ValueError, "x is torch.bfloat16 and gate.weight is torch.float16", make(torch.float16), x)
 
 
 def test_other_shapes():
@@ -206,7 +206,7 @@ def test_refusals():
     refused(ValueError, r"d is 12", of, x[:, :12], weight[:, :12])
     refused(TypeError, r"weight is a", of, x, [1])
     refused(TypeError, r"x is a", of, None, weight)
-    refused(ValueError, r"router is 'exact', expected 'linear' or 'fixed'", make, router="exact")
+    refused(ValueError, r"router must be 'linear' or 'fixed', got 'exact'", make, router="exact")
     if ON_GPU:
         refused(NotImplementedError, "X is float32", of, x.float(), weight.float())
         refused(NotImplementedError, "weight float32", of, x.half(), weight.float())

@@ -1,7 +1,6 @@
 """The router alone: choice among groups of experts, scores of ids chosen elsewhere, the factor
 of all scores; against the same in plain PyTorch (reference.py)."""
 
-import re
 
 import pytest
 import torch
@@ -338,24 +337,24 @@ def test_the_older_name_is_the_same_function():
 @pytest.mark.parametrize(
     "sentence, options",
     [
-        ("n_group is 5", dict(n_group=5)),
-        ("n_group is 0", dict(n_group=0)),
-        ("n_group is -1", dict(n_group=-1)),
-        ("n_group is 48", dict(n_group=48)),
-        ("topk_group is 5", dict(n_group=4, topk_group=5)),
-        ("topk_group is 0", dict(n_group=4, topk_group=0)),
+        ("n_group must be in .*, got 5", dict(n_group=5)),
+        ("n_group must be in .*, got 0", dict(n_group=0)),
+        ("n_group must be in .*, got -1", dict(n_group=-1)),
+        ("n_group must be in .*, got 48", dict(n_group=48)),
+        ("topk_group must be in .*, got 5", dict(n_group=4, topk_group=5)),
+        ("topk_group must be in .*, got 0", dict(n_group=4, topk_group=0)),
         ("topk_group is 1", dict(n_group=12, topk_group=1)),
-        ("topk_group is 2", dict(topk_group=2)),
+        ("topk_group must be in .*, got 2", dict(topk_group=2)),
         ("group_score", dict(n_group=4, topk_group=2, group_score="top2_sum")),
         (
             "group_score",
             dict(n_group=24, topk_group=9, scoring="sigmoid", group_score="top2_sum"),
         ),
-        ("group_score is 'mean', expected one of", dict(group_score="mean")),
-        ("routed_scaling_factor is 0", dict(routed_scaling_factor=0.0)),
-        ("routed_scaling_factor is nan", dict(routed_scaling_factor=float("nan"))),
-        ("routed_scaling_factor is inf", dict(routed_scaling_factor=float("inf"))),
-        ("routed_scaling_factor is -1", dict(routed_scaling_factor=-1.0)),
+        ("group_score must be one of .*, got 'mean'", dict(group_score="mean")),
+        ("routed_scaling_factor must be .*, got 0", dict(routed_scaling_factor=0.0)),
+        ("routed_scaling_factor must be .*, got nan", dict(routed_scaling_factor=float("nan"))),
+        ("routed_scaling_factor must be .*, got inf", dict(routed_scaling_factor=float("inf"))),
+        ("routed_scaling_factor must be .*, got -1", dict(routed_scaling_factor=-1.0)),
     ],
     ids=short,
 )
@@ -368,9 +367,9 @@ def test_wrong_groups_and_factors_are_refused(sentence, options, device):
         lambda: tilemoe.top_k(logits, K, **options),
         lambda: tilemoe.moe(**tensors, K=K, **options),
     ):
-        refused(ValueError, re.escape(sentence), call)
+        refused(ValueError, sentence, call)
     if "n_group" not in options and "routed_scaling_factor" in options:
-        with pytest.raises(ValueError, match=re.escape(sentence)):
+        with pytest.raises(ValueError, match=sentence):
             ids = torch.zeros(T, K, dtype=torch.int32, device=logits.device)
             tilemoe.scores_at(logits, ids, **options)
 
@@ -381,7 +380,7 @@ def test_groups_and_factors_go_with_a_choice_from_logits():
     scores = tensors | {"logits_or_scores": torch.ones(T, K)}
     for options in (dict(n_group=4, topk_group=2), dict(routed_scaling_factor=2.0)):
         (name, *_) = options
-        refused(ValueError, f"{name}.*ids are given", tilemoe.moe, **scores, ids=ids, **options)
+        refused(ValueError, f"^{name} must have its default if ids", tilemoe.moe, **scores, ids=ids, **options)
         with pytest.raises(ValueError, match=f"{name}.*rounding"):
             tilemoe.moe(**tensors, K=K, rounding="up", m=4, **options)
 

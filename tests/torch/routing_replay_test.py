@@ -224,11 +224,11 @@ def test_backward_after_the_context_is_refused():
     ids = routing.ids()
     with replay_routing(of, ids):
         loss = of(given, labels=given).loss
-    with pytest.raises(RuntimeError, match="model.layers.2.mlp again, but the replay_routing"):
+    with pytest.raises(RuntimeError, match="backward recomputes model.layers.2.mlp after replay_routing has ended"):
         loss.backward()
     with replay_routing(of, ids):
         late = of(given, labels=given).loss
-    with pytest.raises(RuntimeError, match="the replay_routing of its forward has ended"):
+    with pytest.raises(RuntimeError, match="after replay_routing has ended"):
         with replay_routing(of, ids):
             late.backward()
 
@@ -341,18 +341,18 @@ def test_what_does_not_fit_is_refused():
             with replay_routing(of, ids, **options):
                 of(given)
 
-    refused("order is 'other'", ids, order="other")
+    refused("order must be 'layers_first' or 'tokens_first', got 'other'", ids, order="other")
     refused(r"ids has shape \(14, 3\), expected \(layers, tokens, K\)", ids[0])
     refused(r"ids has shape \(3, 14, 3\), which is 14 layers with order='tokens_first'", ids,
             order="tokens_first")  # fmt: skip
-    refused("ids has 2 layers, but the model has 3 with experts", list(ids[:2]))
-    refused("ids is torch.float32 in model.layers.0.mlp", ids.float())
-    refused("ids has 13 tokens in model.layers.0.mlp, but the layer has 14", ids[:, 1:])
-    refused("ids has 2 experts per token in model.layers.0.mlp, but the layer chooses 3",
+    refused("ids has 2 layers, expected 3, the layers with experts", list(ids[:2]))
+    refused("ids must be integers in model.layers.0.mlp, got torch.float32", ids.float())
+    refused("ids has 13 tokens in model.layers.0.mlp, expected 14", ids[:, 1:])
+    refused("ids has 2 experts per token in model.layers.0.mlp, expected 3",
             ids[..., 1:])  # fmt: skip
     uneven = [ids[0], ids[1], ids[2, :, 1:]]
     refused("ids has 2 experts per token in model.layers.2.mlp", uneven)
-    refused("the model has 3 with experts and 3 hidden layers", ids[:2])
+    refused("expected 3 layers with experts or 3 hidden layers", ids[:2])
     with pytest.raises(RuntimeError, match="model.layers.0.mlp, .* did not run in replay_routing"):
         with replay_routing(of, ids):
             pass
@@ -367,6 +367,6 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(RuntimeError, match="already in a record_routing"):
             with replay_routing(of, ids):
                 pass
-    with pytest.raises(ValueError, match="batch_size is 3, but a forward had 14 tokens"):
+    with pytest.raises(ValueError, match="batch_size must divide the tokens of each forward, got batch_size=3 and 14 tokens"):
         routing.ids(batch_size=3)
     assert "forward" not in vars(of.model.layers[0].mlp)

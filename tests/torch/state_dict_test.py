@@ -114,16 +114,16 @@ def test_scattermoe_computes_the_same(gated):
 
 
 def test_what_has_no_place_is_refused():
-    with pytest.raises(ValueError, match="gate_up_proj_bias: torchtitan's experts have a gate"):
+    with pytest.raises(ValueError, match="requires experts with a gate and without biases, got .*gate_up_proj_bias"):
         to_torchtitan(make(bias=True).state_dict())
-    with pytest.raises(ValueError, match="up_proj: torchtitan's experts have a gate"):
+    with pytest.raises(ValueError, match="requires experts with a gate and without biases, got .*up_proj"):
         to_torchtitan(make(activation="relu").state_dict())
     incomplete = titan_state()
     del incomplete[TITAN + "w3_EFD"]
-    refused(ValueError, "w3_EFD is not", from_torchtitan, incomplete)
+    refused(ValueError, "requires .*w3_EFD in the state dict", from_torchtitan, incomplete)
     incomplete = titan_state()
     del incomplete[TITAN + "w1_EFD"]
-    refused(ValueError, "w1_EFD is not", from_torchtitan, incomplete)
+    refused(ValueError, "requires .*w1_EFD in the state dict", from_torchtitan, incomplete)
     odd = scatter_state(True, False) | {"experts.weight": torch.ones(E, n + 1, d)}
     refused(ValueError, f"expected dimension 1 to be {n} or {2 * n}", from_scattermoe, odd)
 
@@ -210,16 +210,16 @@ def test_what_is_missing_or_does_not_fit_is_named():
     for name in ("gate_proj", "up_proj", "down_proj"):
         for e in (0, 2, E - 1):
             missing = f"mlp.experts.{e}.{name}.weight"
-            refused(ValueError, f"{missing} is not", from_huggingface, without(hub, missing))
+            refused(ValueError, f"requires {missing} in the state dict", from_huggingface, without(hub, missing))
     gone = {key: t for key, t in hub.items() if not key.startswith(last)}
-    refused(ValueError, f"{last}gate_proj.weight is not", from_huggingface, gone)
+    refused(ValueError, f"requires {last}gate_proj.weight in the state dict", from_huggingface, gone)
     short = hub | {"mlp.gate.weight": torch.ones(E - 1, d)}
-    refused(ValueError, f"mlp.gate.weight has {E - 1} rows", from_huggingface, short)
+    refused(ValueError, f"expected {E - 1} experts, the rows of mlp.gate.weight", from_huggingface, short)
     narrow = hub | {"mlp.experts.2.down_proj.weight": torch.ones(d, n - 8)}
     with pytest.raises(ValueError, match=rf"experts.2.down_proj.weight has shape \({d}, {n - 8}\)"):
         from_huggingface(narrow)
     for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj"):
-        with pytest.raises(ValueError, match=f"experts.{name} is not"):
+        with pytest.raises(ValueError, match=f"requires experts.{name} in the state dict"):
             from_huggingface(without(gpt_oss, "experts." + name))
     odd = gpt_oss | {"experts.down_proj": torch.ones(E, n + 8, d)}
     with pytest.raises(ValueError, match=r"expected \(E, 2n, d\) and \(E, d, n\), or gpt-oss's"):
@@ -252,7 +252,7 @@ def test_experts_in_fp8():
     x = torch.randn(5, long, generator=g)
     assert torch.equal(layer(x)[0], want(x)[0])
     refused(
-        ValueError, "experts.1.up_proj.weight_scale_inv is not", from_huggingface,
+        ValueError, "requires .*experts.1.up_proj.weight_scale_inv in the state dict", from_huggingface,
         without(hub, "mlp.experts.1.up_proj.weight_scale_inv"),
     )  # fmt: skip
 
@@ -287,19 +287,19 @@ def test_gpt_oss_in_mxfp4():
 
 def test_other_quantized_weights_are_refused():
     scaled = hub_state() | {"experts.0.up_proj.weight_scale_inv": torch.ones(1, 1)}
-    sentence = "weight_scale_inv: expected 16 bits, or routed experts in MXFP4 or FP8"
+    sentence = "weight_scale_inv is quantised, expected 16 bits, or routed experts in MXFP4 or FP8"
     refused(ValueError, sentence, from_huggingface, scaled)
     low = hub_state()
-    for dtype, why in ((torch.float8_e4m3fn, "_scale_inv is not"), (torch.int8, "expected 16")):
+    for dtype, why in ((torch.float8_e4m3fn, "_scale_inv in the state dict"), (torch.int8, "expected 16")):
         low["experts.1.up_proj.weight"] = low["experts.1.up_proj.weight"].to(dtype)
         refused(ValueError, f"experts.1.up_proj.weight.*{why}", from_huggingface, low)
     shared = {"shared_experts.up_proj.weight": torch.ones(4, 8).to(torch.float8_e4m3fn)}
-    refused(ValueError, "shared_experts.up_proj.weight: expected 16 bits", from_huggingface, shared)
+    refused(ValueError, "shared_experts.up_proj.weight is quantised, expected 16 bits", from_huggingface, shared)
     W = torch.ones(24, 128).to(torch.float8_e4m3fn)
     odd = {f"experts.0.{name}_proj.weight": W for name in ("gate", "up")}
     odd["experts.0.down_proj.weight"] = W.mT
     odd |= {key + "_scale_inv": torch.ones(1, 1) for key in odd}
-    refused(ValueError, "have 24 gate rows in FP8, expected a multiple", from_huggingface, odd)
+    refused(ValueError, "number of gate rows in FP8 must be a multiple of 128, got 24", from_huggingface, odd)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,6 @@ def test_other_quantized_weights_are_refused():
     ids=short,
 )
 def test_what_a_family_has_no_place_for_is_refused(family, options, name):
-    with pytest.raises(ValueError, match=f"{name}: {family} does not support it"):
+    with pytest.raises(ValueError, match=f"{family} does not support .*{name}"):
         to_huggingface(make(**options).state_dict(), family)
-    refused(ValueError, "the model is 'llama'", to_huggingface, {}, "llama")
+    refused(ValueError, "model_type must be one of .*, got 'llama'", to_huggingface, {}, "llama")

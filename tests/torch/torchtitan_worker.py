@@ -145,7 +145,7 @@ def deepep_brings_tokens(job):
     x = torch.zeros(1, T + 1, D, dtype=torch.bfloat16)
     ids = torch.zeros(1, T + 1, K, dtype=torch.int64)
     call = lambda: module(x, ids.float(), ids, None)  # noqa: E731
-    expect(f"DeepEP's buffer was made for {T} tokens, but the call has {T + 1}", call)
+    expect(f"DeepEP's buffer was allocated for {T} tokens, but the call has {T + 1}", call)
 
 
 def deepep_where_a_token_has_more_experts_than_a_rank(job):

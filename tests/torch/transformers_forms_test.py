@@ -393,7 +393,7 @@ def test_weights_on_two_devices_are_refused_by_name():
     seen = types.SimpleNamespace(_parameters=on)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tilemoe._library, "_no_cuda", None)
-        with pytest.raises(NotImplementedError, match="gate_up_proj is on cpu, but its down_proj"):
+        with pytest.raises(NotImplementedError, match="its gate_up_proj is on cpu, its down_proj is on cuda:0"):
             transformers_forms.refuse_weights(seen)
 
 
@@ -430,7 +430,7 @@ class UndecoratedExperts(torch.nn.Module):
     ids=["undecorated", "none", "list"],
 )
 def test_a_model_of_which_nothing_is_computed(module, why):
-    with pytest.warns(UserWarning, match=f"computes nothing of this ModuleList: {why}") as seen:
+    with pytest.warns(UserWarning, match=f"computes nothing in this ModuleList: {why}") as seen:
         assert prepare(module) == {}
     assert seen[0].filename == __file__
     with warnings.catch_warnings():

@@ -109,7 +109,7 @@ def test_it_compiles_in_one_graph():
 def test_what_the_functions_lack_is_refused(monkeypatch):
     module = with_norm()
     x, ids, scores, _ = problem()
-    sentence = "cannot compute WithNorm with {}: its post_expert_norm .* tilemoe.gathered_mm"
+    sentence = "does not support {} for WithNorm: its post_expert_norm .* tilemoe.gathered_mm"
     elsewhere = lambda *args, **options: None
     refused(
         NotImplementedError, sentence.format("expert parallelism"), of_transformers.computed,

@@ -273,7 +273,7 @@ def test_widths_that_no_kernel_has_are_refused_beforehand(cls, removed):
     rows, columns = module.down_proj.shape[1:]
     rows, columns = rows - removed[0], columns - removed[1]
     module.down_proj = torch.nn.Parameter(module.down_proj[:, :rows, :columns].detach().clone())
-    with pytest.raises(NotImplementedError, match=f"widths are {rows} and {columns}, expected mult"):
+    with pytest.raises(NotImplementedError, match=f"widths must be multiples of 8, got {rows} and {columns}"):
         tilemoe.transformers.prepare(torch.nn.ModuleList([module]))
 
 
@@ -285,8 +285,8 @@ def prepare(module):
 def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkeypatch):
     assert prepare(small(cls)) and prepare(small(cls).bfloat16())
     for module, message in (
-        (small(cls).to("meta"), "its gate_up_proj is on meta: load the weights first"),
-        (small(cls).double(), "its gate_up_proj is torch.float64, expected float32, bfloat16"),
+        (small(cls).to("meta"), "its gate_up_proj is on meta, expected loaded weights"),
+        (small(cls).double(), "its gate_up_proj must be float32, bfloat16 or float16, got torch.float64"),
     ):
         refused(NotImplementedError, f"{cls.__qualname__}: {message}", prepare, module)
         with torch.autocast("cpu", dtype=torch.bfloat16):  # which changes nothing there
@@ -306,7 +306,7 @@ def test_weights_that_no_kernel_computes_with_are_refused_beforehand(cls, monkey
         if not is_refused:
             transformers_forms.refuse_weights(seen)
             continue
-        with pytest.raises(NotImplementedError, match="its down_proj is .*float.*, expected"):
+        with pytest.raises(NotImplementedError, match="its down_proj must be .*float.*, got"):
             transformers_forms.refuse_weights(seen)
     monkeypatch.setattr(tilemoe._library, "_no_cuda", "it was built without CUDA")
     with pytest.raises(NotImplementedError, match="on cuda:0, but it was built without CUDA"):

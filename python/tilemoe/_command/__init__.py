@@ -1,7 +1,8 @@
-"""The command `tilemoe` (`python -m tilemoe`): info, doctor, check and bench.
+"""Run the command `tilemoe` (`python -m tilemoe`): info, doctor, check and bench.
 
 Options and exit statuses are those of the C++ command line (apps/tilemoe). `info` and `doctor` run
-without torch and without the operators, and report what is missing."""
+without torch and without the operators, and report what is missing.
+"""
 
 import argparse
 import difflib
@@ -17,10 +18,10 @@ EXIT_STATUS = (
     "ended it: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 closed pipe."
 )
 COMMANDS = {
-    "info": (info, "Print versions, libraries and the devices that can be used"),
-    "doctor": (doctor, "Check the library on this machine's GPU, or report what a GPU lacks"),
+    "info": (info, "Print versions, libraries and usable devices"),
+    "doctor": (doctor, "Check the library on this machine's GPU, or report what is missing"),
     "check": (check, "Compare the layer with a float64 evaluation, tensor by tensor"),
-    "bench": (None, "Compare the time of the layer with that of other implementations"),
+    "bench": (None, "Compare the time of the layer with other implementations"),
 }
 OF_CPP = ("digest", "generate", "plot", "train")
 _INTERRUPTED, _CLOSED_PIPE = 130, 141
@@ -61,10 +62,12 @@ def _run(words):
     name = words[0] if words else None
     if name is None:
         parser.print_help(sys.stderr)
-        raise WrongUsage("a command is required; `tilemoe --help` lists them")
+        raise WrongUsage("a command is required; `tilemoe --help` lists the commands")
     if not name.startswith("-") and name not in COMMANDS:
         if name in OF_CPP:
-            raise WrongUsage(f"{name} is only a command of the C++ program (docs/contributing.md)")
+            raise WrongUsage(
+                f"{name} is only a command of the C++ program (apps/tilemoe/README.md)"
+            )
         raise WrongUsage(_complaint("command", name, COMMANDS, "tilemoe"))
     if name == "bench":
         return _bench(words[1:])
@@ -77,7 +80,7 @@ def _run(words):
             raise WrongUsage(_complaint("option", word, of._option_string_actions, place))
         raise WrongUsage(_complaint("argument", word, (), place))
     if args.command is None:
-        raise WrongUsage("a command is required; `tilemoe --help` lists them")
+        raise WrongUsage("a command is required; `tilemoe --help` lists the commands")
     return COMMANDS[args.command][0].run(args)
 
 
@@ -96,7 +99,7 @@ def _fail(status, error):
 
 
 def _with_output_written(status):
-    """Flushes standard output, which may fail if the disk is full."""
+    """Flush standard output, which may fail if the disk is full."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -115,6 +118,9 @@ def _cannot_write(error):
 def main(words=None):
     """Run the command of `words`, else of the command line.
 
+    Args:
+        words: Arguments of the command.
+
     Returns:
         The exit status: 0 done, 1 the work failed, 2 wrong usage, 130 interrupted.
     """
@@ -125,7 +131,7 @@ def main(words=None):
         return _fail(WRONG_USAGE, error)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except SystemExit as error:  # argparse's --help and --version
+    except SystemExit as error:  # --help and --version of argparse
         status = error.code or DONE
     except OSError as error:
         if error.filename is None:  # standard output has no name

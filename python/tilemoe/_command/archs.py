@@ -1,5 +1,8 @@
-"""Runs cases of the registry with one arch in a child process, so that a kernel that traps or hangs
-is a failure of the run. Two runs on one GPU must have the same bits."""
+"""Run cases of the registry with one arch in a child process.
+
+A kernel that traps or hangs is therefore a failure of the run. Two runs on one GPU must have the
+same bits.
+"""
 
 import argparse
 import dataclasses
@@ -21,23 +24,26 @@ def add_options(parser, help):
     parser.add_argument("--arch", choices=ARCHS, help=help)
     parser.add_argument("--kit", dest="older_arch", choices=ARCHS, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=LIMIT_S, metavar="S",
-        help=f"seconds after which a case that has not ended counts as hung ({LIMIT_S})")  # fmt: skip
+        help=f"Seconds without output after which a case is killed ({LIMIT_S})")  # fmt: skip
 
 
 def arch_of(args):
-    """The arch of the options --arch and --kit, its older name; None without them."""
+    """Return the arch of the options --arch and --kit, its older name; None without them."""
     if args.limit < 1:
-        raise WrongUsage(f"--limit is {args.limit}, expected at least 1")
+        raise WrongUsage(f"--limit must be >= 1, got {args.limit}")
     if args.older_arch is None:
         return args.arch
     if args.arch not in (None, args.older_arch):
-        raise WrongUsage(f"--arch {args.arch} and --kit {args.older_arch}, its older name, differ")
+        raise WrongUsage(
+            f"--arch and --kit, its older name, must have the same value, got {args.arch} and "
+            f"{args.older_arch}"
+        )
     print("tilemoe: warning: --kit is the older name of --arch", file=sys.stderr)
     return args.older_arch
 
 
 def environment(arch):
-    """The environment of a process that runs with this arch."""
+    """Return the environment of a process that runs with this arch."""
     kept = {name: value for name, value in os.environ.items() if name != "TILEMOE_KIT"}
     return kept | {"TILEMOE_ARCH": arch} if arch else dict(os.environ)
 
@@ -45,10 +51,10 @@ def environment(arch):
 @dataclasses.dataclass
 class ArchRun:
     arch: str
-    skipped: str | None = None  # why it was not run; then the other fields are empty
+    skipped: str | None = None  # why it did not run; then the other fields are empty
     device: str | None = None
     cases: int = 0  # completed
-    tensors: int = 0  # compared with float64
+    tensors: int = 0  # tensors compared with float64
     failures: list = dataclasses.field(default_factory=list)
     bits: dict = dataclasses.field(default_factory=dict)  # (case, tensor): hash
 
@@ -77,37 +83,37 @@ class ArchRun:
 
 
 def emit(**event):
-    """Prints, in the child, one JSON object per line."""
+    """Print, in the child, one JSON object per line."""
     print(json.dumps(event), flush=True)
 
 
 def emit_cases(run, description, cases):
-    """In the child: runs each case and prints its result."""
+    """Run each case in the child and print its result."""
     emit(device=description, count=len(cases))
     for case in cases:
         emit(case=case)
         try:
             emit(result=run(case))
-        except RuntimeError as error:  # the process cannot use the GPU any more
+        except RuntimeError as error:  # the process can no longer use the GPU
             emit(error=str(error))
             return
 
 
 def run(name, words, limit_s=LIMIT_S, environment=None, on_case=lambda text: None):
-    """Runs `tilemoe check` with the words in a child process.
+    """Run `tilemoe check` with the words in a child process.
 
     Args:
-        name: name of the run: the arch, or "cpu".
-        words: arguments of its command line, which select the cases.
-        limit_s: seconds after which a child that prints nothing is killed.
-        environment: environment of the child.
-        on_case: called with a line of text before each case.
+        name: Name of the run: the arch, or "cpu".
+        words: Arguments of its command line, which select the cases.
+        limit_s: Seconds after which a child that prints nothing is killed.
+        environment: Environment of the child.
+        on_case: Function that is called with a line of text before each case.
 
     Returns:
-        ArchRun.
+        An ArchRun.
 
     Raises:
-        WrongUsage: the child rejected its command line.
+        WrongUsage: The child rejected its command line.
     """
     found, count, case, error = ArchRun(name), None, None, None
     with subprocess.Popen(
@@ -149,14 +155,14 @@ def run(name, words, limit_s=LIMIT_S, environment=None, on_case=lambda text: Non
     if found.skipped is None and found.cases != count:
         found.failures.insert(0, _how_it_ended(case, error, hung.is_set(), limit_s, status))
         if count and found.cases + 1 < count:
-            found.failures[0] += f"; {count - found.cases - 1} cases after it were not run"
+            found.failures[0] += f"; {count - found.cases - 1} later cases were not run"
     return found
 
 
 def _how_it_ended(case, error, hung, limit_s, status):
     place = case or "before the first case"
     if hung:
-        return f"{place}: hung for {limit_s} s"
+        return f"{place}: no output for {limit_s} s"
     if error:
         return f"{place}: {error}"
     if status < 0:
@@ -165,12 +171,12 @@ def _how_it_ended(case, error, hung, limit_s, status):
 
 
 def differences(one, other):
-    """[text], for each case that both ran and whose bits differ."""
+    """Return a text for each case that both ran and whose bits differ."""
     found = {}
     for (case, tensor), bits in one.bits.items():
         if other.bits.get((case, tensor), bits) != bits:
             found.setdefault(case, []).append(tensor)
-    return [f"{case}: {', '.join(tensors)} by {one.arch} have other bits than by {other.arch}"
+    return [f"{case}: bits of {', '.join(tensors)} differ between {one.arch} and {other.arch}"
             for case, tensors in found.items()]  # fmt: skip
 
 

@@ -1,6 +1,9 @@
-"""`tilemoe check`: runs the cases of the registry on a device and prints the error of each tensor
-against float64, and its limit. Exit status 1 if an error is above its limit. With --against: runs
-two archs of the GPU, each in a child process, and also compares their results bit for bit."""
+"""Run `tilemoe check`: run the cases of the registry on a device and print their errors.
+
+For each tensor the command prints the error against float64 and its limit. The exit status is 1 if
+an error exceeds its limit. With --against the command runs two archs of the GPU, each in a child
+process, and also compares their results bit for bit.
+"""
 
 import argparse
 import json
@@ -19,26 +22,26 @@ TITLES = ("case", "tensor", "Frobenius", "limit", "worst row", "limit", "")
 def add_options(parser):
     add = parser.add_argument
     add("patterns", nargs="*", metavar="case",
-        help="cases to run: names or patterns such as 'rounded-*'; without them all")  # fmt: skip
+        help="Cases to run: names or patterns such as 'rounded-*'; default: all")  # fmt: skip
     add("--case", action="extend", nargs="+", default=[], metavar="NAME", help="the same")
     add("--dtype", choices=("all", "float32", "bfloat16", "float16"), default="all",
-        help="only the cases of this type")  # fmt: skip
+        help="Only the cases of this dtype")  # fmt: skip
     add("--pass", dest="passes", choices=("forward", "all"), default="all",
-        help="what to run: forward, or all with backward")  # fmt: skip
+        help="Passes to run: forward, or all with backward")  # fmt: skip
     add("--reduced", action="store_true", help=REDUCED_HELP)
-    add("--seed", type=int, default=1, help="seed of the random numbers")
+    add("--seed", type=int, default=1, help="Random seed")
     add("--repeat", type=int, default=0, metavar="N",
-        help="also run each case N times on a busy device: the bits must stay the same")  # fmt: skip
-    add("--list", action="store_true", help="list the cases and do nothing else")
-    add("--json", metavar="FILE", help="write the results to this file as JSON")
+        help="Run each case N more times on a busy device and require equal bits")  # fmt: skip
+    add("--list", action="store_true", help="List the cases and exit")
+    add("--json", metavar="FILE", help="Write the results to this file as JSON")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto",
-        help="where to run; auto for the GPU if it can be used")  # fmt: skip
+        help="Device; auto selects the GPU if it is usable")  # fmt: skip
     add("--threads", type=int, default=0,
-        help="threads of the CPU backend; 0 for torch's own number")  # fmt: skip
-    archs.add_options(parser, "run the kernels of this arch")
+        help="Threads of the CPU backend; 0: torch's number")  # fmt: skip
+    archs.add_options(parser, "Run the kernels of this arch")
     add("--against", choices=archs.ARCHS, metavar="ARCH",
-        help="run the cases by --arch and by this arch, each in a process of its own, and compare "
-        "their bits")  # fmt: skip
+        help="Run the cases with --arch and with this arch, each in a separate process, and "
+             "compare their bits")  # fmt: skip
     add("--lines", action="store_true", help=argparse.SUPPRESS)  # for archs.run()
 
 
@@ -78,7 +81,7 @@ def _print(results, args, description):
         count += f", each case run {args.repeat} times"
     if results.all["refused"]:
         count += f", {results.all['refused']} of them refused"
-    spoiled = f"{results.all['spoilings']} results were spoiled on purpose"
+    spoiled = f"{results.all['spoilings']} results were corrupted on purpose"
     if results.all["impossible"]:
         spoiled += f"; {len(results.all['impossible'])} cannot be"
     print(f"\n{description}\n{count}\n{spoiled}")
@@ -87,7 +90,7 @@ def _print(results, args, description):
 
 
 def _words(args):
-    """The command line of a child that runs the same cases."""
+    """Return the command line of a child that runs the same cases."""
     words = ["--device", "cuda", "--dtype", args.dtype, "--pass", args.passes, "--seed", args.seed,
              "--repeat", args.repeat, *(["--reduced"] if args.reduced else [])]  # fmt: skip
     return [*words, "--", *args.patterns, *args.case]
@@ -95,16 +98,18 @@ def _words(args):
 
 def _compare(args, arch):
     if arch is None:
-        raise WrongUsage("--against needs --arch, the arch that is compared")
+        raise WrongUsage("--against requires --arch, the arch to compare with")
     if arch == args.against:
-        raise WrongUsage(f"--against {arch}: an arch is compared with another one")
+        raise WrongUsage(f"--against must differ from --arch, got {arch}")
     check_writable(args.json)
     runs, status = [], StatusLine()
     for name in (arch, args.against):
         found = archs.run(name, _words(args), args.limit, archs.environment(name), status.draw)
         status.clear()
         if found.skipped is not None:
-            raise Failed(f"--arch {name}: {found.skipped}; `tilemoe doctor` reports what is missing")
+            raise Failed(
+                f"--arch {name}: {found.skipped}; `tilemoe doctor` reports what is missing"
+            )
         runs.append(found)
     differences, compared = archs.differences(*runs), archs.tensors_compared(*runs)
     for line in (*runs[0].lines(), *runs[1].lines(), *differences):
@@ -120,7 +125,7 @@ def _compare(args, arch):
 
 
 def _emit(args):
-    """The main function of the child of archs.run()."""
+    """Run the child of archs.run()."""
     try:
         operators()
         if args.device != "cpu" and (reason := why_no_layer()) is not None:
@@ -143,13 +148,13 @@ def _emit(args):
 def run(args):
     arch = archs.arch_of(args)
     if arch is not None and args.device == "cpu":
-        raise WrongUsage("--arch selects kernels of a GPU: leave out --device cpu")
+        raise WrongUsage("--arch requires a GPU; remove --device cpu")
     for name, maximum in MAXIMA.items():
         if not 0 <= getattr(args, name) <= maximum:
-            raise WrongUsage(f"--{name} is {getattr(args, name)}, expected 0 to {maximum}")
+            raise WrongUsage(f"--{name} must be in [0, {maximum}], got {getattr(args, name)}")
     if args.lines:
         return _emit(args)
-    operators()  # or why they cannot be loaded
+    operators()  # raises if they cannot be loaded
     if args.against is not None and not args.list:
         return _compare(args, arch)
     if arch is not None:  # the library reads it at the first use of a GPU

@@ -1,7 +1,10 @@
-"""`tilemoe doctor`: checks the library's results and speed on this machine and writes one report
-file: info, the quick cases of the registry with each arch that the GPU supports, the comparison of
-the archs' bits, and the bench of a small layer. Without a usable GPU it does the same on the CPU
-and reports what a GPU lacks. Exit status 1: a result is wrong, or a named GPU cannot be used."""
+"""Run `tilemoe doctor`: check the library's results and speed on this machine.
+
+The command writes one report file: info, the quick cases of the registry with each arch that the
+GPU supports, the comparison of the archs' bits, and the bench of a small layer. Without a usable
+GPU it does the same on the CPU and reports what is missing. The exit status is 1 if a result is
+wrong, or a named GPU cannot be used.
+"""
 
 import json
 import os
@@ -28,24 +31,25 @@ _COMMAND = (sys.executable, "-m", "tilemoe", "bench")
 def add_options(parser):
     add = parser.add_argument
     add("--device", default="auto",
-        help="auto, cpu, cuda, or cuda:N as torch counts them; auto for the GPU if it can be used")  # fmt: skip
-    archs.add_options(parser, "only this arch; without it all that the GPU runs")
-    add("--no-bench", action="store_true", help="leave out the times")
-    add("--json", metavar="FILE", default=REPORT, help=f"the report file ({REPORT})")
+        help=("auto, cpu, cuda, or cuda:N in torch's numbering; auto selects the GPU if it is "
+             "usable"))  # fmt: skip
+    archs.add_options(parser, "Run only this arch; default: all that the GPU supports")
+    add("--no-bench", action="store_true", help="Do not measure times")
+    add("--json", metavar="FILE", default=REPORT, help=f"Report file ({REPORT})")
 
 
 def _index(device):
-    """The index of the GPU; None for the CPU."""
+    """Return the index of the GPU; None for the CPU."""
     if device == "cpu":
         return None
     found = re.fullmatch(r"auto|cuda(?::(\d{1,3}))?", device)
     if not found:
-        raise WrongUsage(f"--device {device}: expected auto, cpu, cuda or cuda:N")
+        raise WrongUsage(f"--device must be auto, cpu, cuda or cuda:N, got {device}")
     return int(found.group(1) or 0)
 
 
 def _lacks(found, index):
-    """[installation.Missing] for this GPU."""
+    """Return what is missing for this GPU, as a list of installation.Missing."""
     lacks = installation.missing(found)
     if lacks:
         return lacks
@@ -59,13 +63,13 @@ def _lacks(found, index):
 
 
 def _visible(index):
-    """CUDA_VISIBLE_DEVICES of children that see only this GPU."""
+    """Return CUDA_VISIBLE_DEVICES of children that use only this GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[index].strip() if visible else str(index)
 
 
 def _run_archs(names, limit_s, variables):
-    """[archs.ArchRun] on a GPU."""
+    """Run the archs on a GPU, and return a list of archs.ArchRun."""
     found, status = [], StatusLine()
     for name in names:
         found.append(archs.run(name, ("--device", "cuda", "--reduced"), limit_s,
@@ -75,7 +79,7 @@ def _run_archs(names, limit_s, variables):
 
 
 def _bench(kind, variables):
-    """[a measurement as JSON], and the reason if there are none, else None."""
+    """Return the measurements as JSON, and why there are none, else None."""
     from ..bench import records
 
     with tempfile.TemporaryDirectory() as folder:
@@ -89,14 +93,17 @@ def _bench(kind, variables):
                 return [], (ended.stderr or ended.stdout).strip()[-2000:]
             return [vars(one) for one in records.read(file)], None
         except subprocess.TimeoutExpired:
-            return [], f"hung for {_BENCH_LIMIT_S} s"
+            return [], f"no output for {_BENCH_LIMIT_S} s"
         except (OSError, ValueError) as error:
             return [], str(error)
 
 
 def _compare(runs):
-    """Compares the first of the archs that ran with the others.
-    -> ([text] of the cases that differ, by arch; [text] to print)"""
+    """Compare the first of the archs that ran with the others.
+
+    Returns:
+        The cases that differ, by arch, and the lines to print.
+    """
     ran = [one for one in runs if one.skipped is None]
     differ, lines = {}, []
     for one in ran[1:]:
@@ -108,19 +115,19 @@ def _compare(runs):
 
 
 def _result(runs, differ, lacks, named):
-    """-> (whether everything passed, the last line of the report)"""
+    """Return whether everything passed, and the last line of the report."""
     ran = [one for one in runs if one.skipped is None]
     wrong = [one for one in ran if one.failures or differ.get(one.arch) or not one.cases]
     good = [one.arch for one in ran if one not in wrong]
     failed = [one.arch for one in wrong]
     if lacks and (named or not ran):
-        failed.append("no GPU can be used")
+        failed.append("no usable GPU")
     elif not ran:
-        failed.append("no arch runs here")
+        failed.append("no usable arch")
     texts = ["FAILED: " + ", ".join(failed)] if failed else []
     texts += ["passed: " + ", ".join(good)] if good else []
     if lacks and not failed:
-        texts.append("no GPU can be used")
+        texts.append("no usable GPU")
     return not failed, "; ".join(texts)
 
 
@@ -145,7 +152,7 @@ def _times(measured, error):
 def run(args):
     index, arch = _index(args.device), archs.arch_of(args)
     if index is None and arch is not None:
-        raise WrongUsage("--arch selects kernels of a GPU: leave out --device cpu")
+        raise WrongUsage("--arch requires a GPU; remove --device cpu")
     check_writable(args.json)
     began = time.time()
     found = installation.find()
@@ -166,7 +173,7 @@ def run(args):
                           on_case=status.draw)]  # fmt: skip
         status.clear()
     if runs:
-        print("Compared with float64, the quick cases, forward and backward:")
+        print("Comparison with float64, quick cases, forward and backward:")
     differ, compared = _compare(runs)
     for line in [*(line for one in runs for line in one.lines(shown=5)), *compared]:
         print(line)
@@ -200,4 +207,4 @@ def run(args):
 
 
 def _tracker():
-    return installation.issues() or "the repository from which you got TileMoE"
+    return installation.issues() or "the repository of your TileMoE package"

@@ -1,4 +1,4 @@
-"""How the command ends."""
+"""Define the errors that end the command."""
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 
@@ -8,4 +8,4 @@ class WrongUsage(Exception):
 
 
 class Failed(Exception):
-    """The work could not be done: one sentence."""
+    """The work failed: one sentence."""

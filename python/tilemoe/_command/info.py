@@ -1,4 +1,4 @@
-"""`tilemoe info`: prints versions, libraries, and the usable devices, or why one is not usable."""
+"""Run `tilemoe info`: print versions, libraries, and devices or why they are unusable."""
 
 import json
 
@@ -7,7 +7,7 @@ from .errors import DONE
 
 
 def add_options(parser):
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text")
 
 
 def _backends(found):
@@ -39,7 +39,7 @@ def as_json(found):
 
 
 def lines(found):
-    """[(name, text)], those of tilemoe.show_config() if the operators can be loaded."""
+    """Return (name, text) lines, those of tilemoe.show_config() if the operators are loaded."""
     if found.operators_error is None:
         from .. import _config
 
@@ -68,5 +68,5 @@ def run(args):
     for name, text in lines(found):
         print(f"{name:10} {text}")
     if installation.missing(found):
-        print("\n`tilemoe doctor` reports what a GPU lacks and how to get it.")
+        print("\n`tilemoe doctor` reports what is missing for a GPU and how to install it.")
     return DONE

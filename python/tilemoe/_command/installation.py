@@ -1,5 +1,7 @@
-"""Finds what is installed on this machine and what a GPU lacks, also without torch or the operators
-if they cannot be loaded."""
+"""Find what is installed on this machine and what is missing for a GPU.
+
+The functions also work without torch, or if the operators cannot be loaded.
+"""
 
 import ctypes
 import dataclasses
@@ -14,8 +16,8 @@ from .. import _folder
 CPU_LIBRARY, CUDA_LIBRARY = "libtilemoe_torch.so", "libtilemoe_torch_cuda.so"
 MIN_CAPABILITY = (8, 0)
 _NVIDIA = "0x10de"
-_DISPLAY = "0x03"  # PCI's class of GPUs
-_SUCCESS = 0  # of CUDA's driver
+_DISPLAY = "0x03"  # PCI class of GPUs
+_SUCCESS = 0  # success of CUDA's driver
 
 
 @dataclasses.dataclass
@@ -24,7 +26,7 @@ class Gpu:
     name: str
     memory_bytes: int
     capability: tuple
-    arch: str | None  # its arch, and the reason
+    arch: str | None  # arch and the reason for it
     reason: str | None = None  # why the library does not use it
 
 
@@ -36,20 +38,20 @@ class Installation:
     has_cpu_library: bool
     has_cuda_library: bool
     python: str
-    torch: str | None  # its version
-    torch_cuda: str | None  # the CUDA that torch was built with
+    torch: str | None  # version
+    torch_cuda: str | None  # CUDA version of torch
     operators_error: str | None  # why they cannot be loaded
     cuda_error: str | None  # why the operators do not support CUDA
     threads: int | None
-    gpus_in_machine: int  # that PCI lists
-    driver: str | None  # its release
-    driver_cuda: str | None  # the newest CUDA that it supports; None without a driver
+    gpus_in_machine: int  # in the list of PCI devices
+    driver: str | None  # release
+    driver_cuda: str | None  # newest CUDA that it supports; None without a driver
     visible: str | None  # CUDA_VISIBLE_DEVICES
     gpus: list
 
 
 def issues():
-    """The address of the project's issues from the package's metadata; None if it has none."""
+    """Return the address of the project's issues from the package's metadata, or None."""
     try:
         urls = importlib.metadata.metadata("tilemoe").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
@@ -59,7 +61,7 @@ def issues():
 
 
 def version():
-    """The version in the package's metadata, else that of the library."""
+    """Return the version in the package's metadata, else that of the library."""
     try:
         return importlib.metadata.version("tilemoe")
     except importlib.metadata.PackageNotFoundError:
@@ -77,7 +79,7 @@ def commit():
 
 
 def _gpus_in_machine(devices=Path("/sys/bus/pci/devices")):
-    """How many NVIDIA GPUs the system lists, with a driver or without."""
+    """Return how many NVIDIA GPUs the system lists, with or without a driver."""
     found = 0
     for device in devices.glob("*"):
         try:
@@ -89,7 +91,7 @@ def _gpus_in_machine(devices=Path("/sys/bus/pci/devices")):
 
 
 def _driver():
-    """The driver's release, and the newest CUDA that it supports; None for an unknown value."""
+    """Return the driver's release, and the newest CUDA that it supports; None if unknown."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
@@ -105,7 +107,7 @@ def _driver():
 
 
 def _torch():
-    """torch's version and the CUDA that it was built with; or why it cannot be imported."""
+    """Return torch's version and its CUDA version, or why it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -144,7 +146,7 @@ def _gpus():
 
 
 def find():
-    """-> Installation, of this machine and this Python."""
+    """Return the Installation of this machine and this Python."""
     torch_version, torch_cuda, torch_error = _torch()
     operators_error = torch_error or _operators_error()
     driver, driver_cuda = _driver()
@@ -176,7 +178,7 @@ def find():
 @dataclasses.dataclass(frozen=True)
 class Missing:
     what: str
-    how: str  # to get it
+    how: str  # fix
 
 
 def _numbers(text):
@@ -184,8 +186,10 @@ def _numbers(text):
 
 
 def missing(found):
-    """[Missing]: what the library needs to use a GPU, in the order in which to get it; empty if it
-    can use a GPU."""
+    """Return what the library requires to use a GPU, in the order of installation.
+
+    The list of Missing is empty if it can use a GPU.
+    """
     lacks = []
 
     def add(what, how):
@@ -197,24 +201,28 @@ def missing(found):
         too_old = _numbers(found.torch) < (2, 10)
         add(found.operators_error,
             "pip install --upgrade 'torch>=2.10'" if too_old else
-            "install the package again (pip install --force-reinstall --no-deps tilemoe), or set "
-            "TILEMOE_LIBRARY_DIR to bindings/torch of a build")  # fmt: skip
+            "install the package again (pip install --force-reinstall --no-deps tilemoe), "
+            "or set TILEMOE_LIBRARY_DIR to bindings/torch of a build")  # fmt: skip
     if found.torch is not None and found.torch_cuda is None:
         add(f"torch {found.torch} was built without CUDA",
             "install a torch with CUDA: https://pytorch.org/get-started/locally")  # fmt: skip
     if found.has_cpu_library and not found.has_cuda_library:
-        add(f"this tilemoe has no CUDA library ({found.libraries}/{CUDA_LIBRARY})",
-            "install a wheel whose version does not end in +cpu, or build one on a machine with nvcc "
-            "and a torch with CUDA: TILEMOE_CUDA=ON pip install .")  # fmt: skip
+        add(f"TileMoE was built without CUDA ({found.libraries}/{CUDA_LIBRARY} is missing)",
+            "install a wheel whose version does not end in +cpu, or rebuild on a machine "
+            "with nvcc and a torch with CUDA: TILEMOE_CUDA=ON pip install .")  # fmt: skip
     elif found.cuda_error is not None and found.torch_cuda is not None:
-        add(found.cuda_error, "install the package and a torch with CUDA again, of one CUDA version")
+        add(
+            found.cuda_error,
+            "reinstall the package and a torch with CUDA, both with one CUDA version",
+        )
     if found.driver_cuda is None:
         if found.gpus_in_machine:
-            add("an NVIDIA GPU without its driver: libcuda.so.1 cannot be loaded",
+            add("the machine has an NVIDIA GPU without a driver: libcuda.so.1 cannot be loaded",
                 "install NVIDIA's driver, 580 or newer (525 or newer for a build by CUDA 12); "
                 "start a container with its GPUs: docker run --gpus all")  # fmt: skip
         else:
-            add("no NVIDIA GPU and no driver: PCI lists no GPU, and libcuda.so.1 cannot be loaded",
+            add("the machine has no NVIDIA GPU and no driver: PCI lists no GPU, and "
+                "libcuda.so.1 cannot be loaded",
                 "use a machine with an NVIDIA GPU of compute capability 8.0 or newer and NVIDIA's "
                 "driver, 580 or newer (525 or newer for a build by CUDA 12)")  # fmt: skip
     elif not any(gpu.reason is None for gpu in found.gpus):
@@ -223,7 +231,7 @@ def missing(found):
 
 
 def _add_unusable(found, add):
-    """Adds what is missing for a GPU if the machine has a driver."""
+    """Add what is missing for a GPU if the machine has a driver."""
     for gpu in found.gpus:
         capability = "{}.{}".format(*gpu.capability)
         add(f"cuda:{gpu.index} {gpu.name}, compute capability {capability}: {gpu.reason}",
@@ -233,14 +241,14 @@ def _add_unusable(found, add):
     if found.gpus:
         return
     if found.visible is not None:
-        add(f"CUDA_VISIBLE_DEVICES is {found.visible!r}, which leaves no GPU",
-            "unset it, or set it to a GPU's number")  # fmt: skip
+        add(f"CUDA_VISIBLE_DEVICES={found.visible!r} leaves no GPU",
+            "unset it, or set it to the number of a GPU")  # fmt: skip
     elif found.torch_cuda and _numbers(found.driver_cuda) < _numbers(found.torch_cuda)[:1]:
-        add(f"the driver supports CUDA {found.driver_cuda}, "
-            f"torch is built with CUDA {found.torch_cuda}",
-            "update NVIDIA's driver (580 or newer for CUDA 13), or install a torch of the driver's "
-            "CUDA: https://pytorch.org/get-started/locally")  # fmt: skip
+        add(f"the driver supports CUDA {found.driver_cuda}, but torch was built with CUDA "
+            f"{found.torch_cuda}",
+            "update NVIDIA's driver (580 or newer for CUDA 13), or install a torch with "
+            "the driver's CUDA version: https://pytorch.org/get-started/locally")  # fmt: skip
     elif found.torch_cuda and found.cuda_error is None and found.operators_error is None:
         add("torch finds no GPU (torch.cuda.is_available() is False)",
-            "start a container with its GPUs (docker run --gpus all); `nvidia-smi` lists the GPUs "
-            "that the driver sees")  # fmt: skip
+            "start a container with its GPUs (docker run --gpus all); `nvidia-smi` lists "
+            "the GPUs of the driver")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tables, the line of progress, and files that a command writes."""
+"""Write tables, the status line, and files of a command."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from .errors import Failed
 
 
 def table(titles, rows, left):
-    """Lines of text; `left` columns are aligned to the left, the others to the right."""
+    """Return lines of text; `left` columns are aligned to the left, the others to the right."""
     widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
     for row in (titles, ["-" * width for width in widths], *rows):
         cells = [cell.ljust(width) if i in left else cell.rjust(width)
@@ -16,7 +16,7 @@ def table(titles, rows, left):
 
 
 class StatusLine:
-    """A line that each draw overwrites, on a terminal; otherwise nothing is printed."""
+    """Status line that each draw overwrites; printed only on a terminal."""
 
     def __init__(self):
         self._width = 0 if sys.stderr.isatty() else None
@@ -35,7 +35,7 @@ class StatusLine:
 
 
 def check_writable(file):
-    """Checks, before minutes of work, that the file can be written. Does not change its content."""
+    """Check that the file can be written, before minutes of work, without changing it."""
     if file is None:
         return
     try:

@@ -1,10 +1,10 @@
-"""The registry of verification cases (verify/registry.cpp), a part of the operators' library."""
+"""Access the registry of verification cases (verify/registry.cpp) in the operators' library."""
 
 import json
 
 from .errors import Failed, WrongUsage
 
-REDUCED_HELP = "only the quick cases, which together run every kernel"
+REDUCED_HELP = "Run only the quick cases, which together run every kernel"
 
 
 def operators():
@@ -14,12 +14,12 @@ def operators():
     except (ImportError, OSError) as error:
         raise Failed(f"{error}; `tilemoe doctor` reports what is missing") from None
     if not hasattr(loaded, "verify_case"):
-        raise Failed("the loaded operators are from an older tilemoe: install one version")
+        raise Failed("the loaded operators are from an older TileMoE; install one version")
     return loaded, ops.call
 
 
 def why_no_layer(index=0):
-    """Why no layer runs on a GPU; None if one does."""
+    """Return why no layer runs on a GPU; None if one does."""
     import torch
 
     from .. import _config, _library
@@ -34,7 +34,7 @@ def why_no_layer(index=0):
 
 
 class Registry:
-    """The registry on one device, "cpu" or "cuda:0"."""
+    """Registry on one device, "cpu" or "cuda:0"."""
 
     def __init__(self, device):
         import torch
@@ -46,7 +46,7 @@ class Registry:
         return self._call(self._operators.device_description, self._like)
 
     def cases(self, patterns=(), dtype="all", reduced=False):
-        """[{"case", "rows", "d", "n", "E", "K"}]; WrongUsage if a pattern matches none."""
+        """Return [{"case", "rows", ...}]; raise WrongUsage for a pattern without a match."""
         text = self._call(
             self._operators.verification_cases, self._like, list(patterns), dtype, reduced
         )
@@ -56,14 +56,17 @@ class Registry:
         return found["cases"]
 
     def run(self, case, seed=1, repeats=0, backward=True):
-        """The results of a case by name: verify::to_json of its Outcome. Raises RuntimeError for an
-        error of the device."""
+        """Return the results of a case by name, from verify::to_json of its Outcome.
+
+        Raises:
+            RuntimeError: The device reported an error.
+        """
         text = self._call(self._operators.verify_case, self._like, case, seed, repeats, backward)
         return json.loads(text)
 
 
 class Results:
-    """The results of several cases."""
+    """Results of several cases."""
 
     LISTS, COUNTS = ("rows", "failures", "impossible"), ("spoilings", "refused")
 

@@ -1,10 +1,14 @@
-"""Compare the layer with other implementations of it: `python -m tilemoe bench`, docs/pytorch.md.
+"""Compare the layer with other implementations: `python -m tilemoe bench`.
 
-Only the peers that are TileMoE import tilemoe, so worker.py runs in a Python without it."""
+Only the TileMoE peers import tilemoe, so worker.py runs in a Python without it.
+"""
 
 
 def run(argv):
     """Run the command line `argv`.
+
+    Args:
+        argv: Arguments of the command.
 
     Returns:
         The exit status: 0 done, 1 the work failed, 2 wrong usage.

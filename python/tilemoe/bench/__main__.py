@@ -1,4 +1,4 @@
-"""python -m tilemoe.bench: the same as `python -m tilemoe bench`."""
+"""Run `python -m tilemoe.bench`, the same as `python -m tilemoe bench`."""
 
 import sys
 

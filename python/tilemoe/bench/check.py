@@ -1,13 +1,16 @@
-"""Is a peer the layer? A small problem, forward and backward, against the formula in float64. A
-peer that fails is not timed."""
+"""Check that a peer computes the layer.
+
+A small problem, forward and backward, is compared with the formula in float64. A peer that fails is
+not timed.
+"""
 
 import torch
 
 from .problem import Case, Problem, glu
 
 # Relative to a tensor's norm. 16 bits: a peer stores up to eight tensors between an input and a
-# gradient, each rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. A swapped gate or a
-# lost expert is over 10 %.
+# gradient, each rounded by 2^-9 of its value (bfloat16); measured 0.4 to 0.7 %. The error of a
+# swapped gate or a lost expert is over 10 %.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 SIZES = dict(d=256, n=128, E=8, K=2)
 
@@ -17,8 +20,10 @@ class Wrong(Exception):
 
 
 def small_problem(**of_case):
-    """With unit-scale data, and with no token whose K-th and next logits are equal: which of two
-    equal experts is chosen is every implementation's own choice."""
+    """Return a problem with unit-scale data and no token with equal K-th and next logits.
+
+    Implementations differ in which of two equal experts they choose.
+    """
     case = Case("check", **{"T": 256, **SIZES, **of_case})
     for seed in range(100):
         problem = Problem(case, seed, x_scale=1.0, w_scale=0.1)
@@ -26,12 +31,14 @@ def small_problem(**of_case):
             logits = problem.logits().sort(dim=-1).values  # (T, E)
             if (logits[:, -case.K] > logits[:, -case.K - 1]).all():
                 return problem
-    raise AssertionError("no seed of 100 gives distinct logits")
+    raise AssertionError("expected distinct logits with one of 100 seeds, got none")
 
 
 def expected(problem):
-    """O and the gradients of the leaves in float64, expert by expert, for the experts that the
-    problem's own logits choose."""
+    """Return O and the gradients of the leaves in float64, expert by expert.
+
+    The experts are those that the problem's own logits choose.
+    """
     ids = problem.logits().detach().float().topk(problem.K).indices  # (T, K)
     doubles = {id(t): t.detach().double() for t in [problem.X, *problem.weights, *problem.adapters]}
     leaves = [doubles[id(leaf)].requires_grad_() for leaf in problem.leaves]
@@ -53,8 +60,13 @@ def expected(problem):
 
 
 def check(make_peer, passes="both", **of_case):
-    """Raise Wrong if the peer's output or a gradient is not the layer's. of_case: device, dtype and
-    other fields of the small case."""
+    """Raise Wrong if the peer's output or a gradient differs from the layer's.
+
+    Args:
+        make_peer: Function from a problem to the peer.
+        passes: Passes to check.
+        **of_case: Device, dtype and other fields of the small case.
+    """
     backward = passes in ("both", "backward")
     problem = small_problem(**of_case)
     peer = make_peer(problem)
@@ -72,4 +84,4 @@ def check(make_peer, passes="both", **of_case):
             raise Wrong(f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}")
         error = ((got - want).norm() / want.norm()).item()
         if not error <= tolerance:
-            raise Wrong(f"{name} is off by {error:.1e} of its norm")
+            raise Wrong(f"the error of {name} is {error:.1e} of its norm")

@@ -1,8 +1,8 @@
-"""python -m tilemoe bench: compare the time and the memory of the layer with other implementations.
+"""Compare the time and the memory of the layer with other implementations.
 
-Each round runs every peer once, one after the other, with cold caches; numbers are medians and
+Each round runs every peer once, one after another, with cold caches; numbers are medians and
 quartiles over the rounds, ratios are those of the rounds' ratios. A peer that is not installed,
-fails or does not compute the layer is left out with the reason. The page is docs/pytorch.md.
+fails or does not compute the layer is skipped with the reason.
 """
 
 import argparse
@@ -36,45 +36,87 @@ def _parser():
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument_group("what to measure").add_argument
-    add("layers", nargs="*", metavar="LAYER", help="of --list; default: one for the device")
-    add("--list", action="store_true", help="print the layers and the peers")
-    add("--shape", nargs=5, type=int, metavar=tuple(SHAPE), help="a layer by its sizes")
-    add("--config", metavar="FILE", help="the layer of a Hugging Face model: its config.json")
-    add("--tokens", nargs="+", type=int, metavar="T", help="instead of the layers' T; each a case")
-    add("--pass", dest="passes", choices=PASSES, help="default: both; inference: no gradients")
-    add("--graph", action="store_true",
-        help="forward without gradients in a CUDA graph, with cold weights, for small T")
-    add("--device", choices=["cpu", "cuda"], help="default: cuda if torch finds a GPU")
-    add("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    add("layers", nargs="*", metavar="LAYER", help="Layers of --list; default: one for the device")
+    add("--list", action="store_true", help="Print the layers and the peers")
+    add("--shape", nargs=5, type=int, metavar=tuple(SHAPE), help="Layer by its sizes")
+    add("--config", metavar="FILE", help="Layer of a Hugging Face model: its config.json")
+    add(
+        "--tokens",
+        nargs="+",
+        type=int,
+        metavar="T",
+        help="Token counts instead of the layers' T, one case each",
+    )
+    add(
+        "--pass",
+        dest="passes",
+        choices=PASSES,
+        help="Passes; default: both; inference: no gradients",
+    )
+    add(
+        "--graph",
+        action="store_true",
+        help="Forward without gradients in a CUDA graph, with cold weights, for small T",
+    )
+    add("--device", choices=["cpu", "cuda"], help="Device; default: cuda if torch finds a GPU")
+    add("--dtype", choices=DTYPES, help="Data type; default: float32 on a CPU, bfloat16 on a GPU")
     add("--activation", choices=ACTIVATIONS)
-    add("--zipf", action="store_true", help="experts by popularity 1/(e + 1)")
-    add("--biases", action="store_true", help="with b1 and b2, TileMoE only")
-    add("--frozen", action="store_true", help="no gradients of the router and of weights")
-    add("--lora-rank", type=int, default=0, metavar="R",
-        help="frozen weights with low-rank adapters of W1 and W2, in float32")
-    add("--rounding", choices=ROUNDINGS, help="round the experts' rows, TileMoE only")
+    add("--zipf", action="store_true", help="Choose experts by popularity 1/(e + 1)")
+    add("--biases", action="store_true", help="With b1 and b2, TileMoE only")
+    add("--frozen", action="store_true", help="No gradients of the router and of weights")
+    add(
+        "--lora-rank",
+        type=int,
+        default=0,
+        metavar="R",
+        help="Frozen weights with low-rank adapters of W1 and W2, in float32",
+    )
+    add("--rounding", choices=ROUNDINGS, help="Token rounding, TileMoE only")
     add = parser.add_argument_group("options of TileMoE").add_argument
-    add("--arch", metavar="ARCH", help="sm80, sm90, ...: force the kernels' arch")
-    add("--overwrite-H", action="store_true", help="backward writes dH over H")
-    add("--column-blocks", type=int, metavar="N", help="less memory, in N blocks of columns")
-    add("--weight-blocks", type=int, metavar="N",
-        help="dequantise quantised weights in N blocks of experts")
+    add("--arch", metavar="ARCH", help="Arch of the kernels: sm80, sm90, ...")
+    add(
+        "--overwrite-H",
+        action="store_true",
+        help="Overwrite saved activations in the backward pass (lower peak memory)",
+    )
+    add(
+        "--column-blocks",
+        type=int,
+        metavar="N",
+        help="Compute expert outputs in N column blocks: less memory, slightly slower",
+    )
+    add(
+        "--weight-blocks",
+        type=int,
+        metavar="N",
+        help="Dequantise quantised weights in N blocks of experts",
+    )
     add = parser.add_argument_group("peers").add_argument
-    add("--against", nargs="+", metavar="PEER", help="these peers, or none; default: all installed")
-    add("--python", nargs="+", default=[], metavar="PEER=PYTHON", help="another Python for a peer")
-    add("--packages", nargs="+", default=[], metavar="PEER=DIR",
-        help="run a peer with a folder of packages (pip install --target) before all others")
-    add("--cache", type=pathlib.Path, metavar="DIR", help="keep what peers compile here")
-    add("--compile-only", action="store_true",
-        help="let the peers of --against compile, several cases at once; measure nothing")
+    add(
+        "--against", nargs="+", metavar="PEER", help="Peers to run, or none; default: all installed"
+    )
+    add("--python", nargs="+", default=[], metavar="PEER=PYTHON", help="Another Python for a peer")
+    add(
+        "--packages",
+        nargs="+",
+        default=[],
+        metavar="PEER=DIR",
+        help="Folder of packages for a peer (pip install --target), before all others",
+    )
+    add("--cache", type=pathlib.Path, metavar="DIR", help="Folder for the peers' compiled kernels")
+    add(
+        "--compile-only",
+        action="store_true",
+        help="Compile the peers of --against, several cases at once; measure nothing",
+    )
     add = parser.add_argument_group("how to measure").add_argument
     add("--rounds", type=int, default=15, help="default: 15")
-    add("--timeout", type=float, default=900.0, metavar="S", help="seconds of one step of a peer")
-    add("--threads", type=int, default=0, help="on a CPU; default: torch's own number")
+    add("--timeout", type=float, default=900.0, metavar="S", help="Seconds for one step of a peer")
+    add("--threads", type=int, default=0, help="CPU threads; default: torch's number")
     add = parser.add_argument_group("what to print").add_argument
-    add("--kernels", action="store_true", help="on a GPU, the profile by kernel")
-    add("--host", action="store_true", help="the host's time per call, warm and of the first call")
-    add("--json", type=pathlib.Path, metavar="FILE", help="write a results file of JSON lines")
+    add("--kernels", action="store_true", help="On a GPU, the profile by kernel")
+    add("--host", action="store_true", help="Host time per call, warm and of the first call")
+    add("--json", type=pathlib.Path, metavar="FILE", help="Write a results file of JSON lines")
     return parser
 
 
@@ -85,13 +127,13 @@ def _device(args):
     if device == "cpu":
         for option in ("graph", "kernels", "arch"):
             if getattr(args, option):
-                raise WrongUsage(f"--{option} requires a GPU: --device is cpu")
+                raise WrongUsage(f"--{option} requires a GPU, got --device cpu")
     return device
 
 
 def _cases(args, device):
     if unknown := [name for name in args.layers if name not in CASES]:
-        raise WrongUsage(f"unknown layer {unknown[0]}, expected one of {', '.join(CASES)}")
+        raise WrongUsage(f"layer must be one of {', '.join(CASES)}, got {unknown[0]}")
     dtype = "float32" if device == "cpu" else "bfloat16"
     try:
         cases = [CASES[name] for name in args.layers]
@@ -105,7 +147,7 @@ def _cases(args, device):
             name = f"{model}-t{T}" if args.tokens is None else model
             cases.append(Case(name, T, **sizes, activation=activation))
         if device == "cpu" and not args.tokens and any(case.device == "cuda" for case in cases):
-            _say("warning: layers of this size take minutes per round on a CPU; --tokens sets T")
+            _say("warning: layers of this size need minutes per round on a CPU; --tokens sets T")
         cases = cases or [CASES[DEFAULT_LAYER[device]]]
         if args.tokens:
             cases = [replace(c, name=f"{c.name}-t{T}", T=T) for c in cases for T in args.tokens]
@@ -124,13 +166,15 @@ def _by_peer(option, words, known):
     for word in words:
         name, _, value = word.partition("=")
         if name not in known or not value:
-            raise WrongUsage(f"{option} {word}: expected PEER=..., PEER one of {', '.join(known)}")
+            raise WrongUsage(
+                f"{option} must be PEER=... with PEER one of {', '.join(known)}, got {word}"
+            )
         found[name] = value
     return found
 
 
 def _peers(args):
-    """Classes, TileMoE first, and the places of those that another Python or folder runs."""
+    """Return the classes, TileMoE first, and the places of peers in another Python or folder."""
     known = all_peers()
     wanted = args.against
     if wanted is None:
@@ -138,12 +182,12 @@ def _peers(args):
     elif wanted == ["none"]:
         wanted = []
     if unknown := [name for name in wanted if name not in known]:
-        raise WrongUsage(f"--against {unknown[0]}: expected none or some of {', '.join(known)}")
+        raise WrongUsage(f"--against must be none or some of {', '.join(known)}, got {unknown[0]}")
     pythons = _by_peer("--python", args.python, known)
     packages = _by_peer("--packages", args.packages, known)
     for name, folder in packages.items():
         if not pathlib.Path(folder).is_dir():
-            raise WrongUsage(f"--packages {name}={folder}: no such folder")
+            raise WrongUsage(f"no folder found at {folder} (--packages {name})")
     places = {name: session.Place(pythons.get(name, sys.executable),
                                   pathlib.Path(packages[name]) if name in packages else None)
               for name in {**pythons, **packages}}  # fmt: skip
@@ -161,7 +205,7 @@ def _list():
 
 
 def _check_json(path):
-    """Before minutes of work: it can be written, and is no file of something else."""
+    """Check, before minutes of work, that the file can be written and is a results file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size:
@@ -170,7 +214,7 @@ def _check_json(path):
         unfinished.touch()
         unfinished.unlink()
     except ValueError as error:
-        raise WrongUsage(f"--json {path}: this file is not replaced: {error}") from None
+        raise WrongUsage(f"--json {path}: expected a new file or a results file: {error}") from None
     except OSError as error:
         raise Failed(f"cannot write {path}: {error.strerror}") from None
 
@@ -184,11 +228,13 @@ def _run(args):
         return _list()
     for option, minimum in (("rounds", 1), ("timeout", 1), ("threads", 0)):
         if getattr(args, option) < minimum:
-            raise WrongUsage(f"--{option} is {getattr(args, option):g}, expected at least {minimum}")
+            raise WrongUsage(f"--{option} must be >= {minimum}, got {getattr(args, option):g}")
     if args.graph and args.passes not in (None, "inference"):
-        raise WrongUsage(f"--graph measures --pass inference, not {args.passes}")
+        raise WrongUsage(f"--graph requires --pass inference, got {args.passes}")
     if args.graph and args.host:
-        raise WrongUsage("--host: a CUDA graph has no host time per call; omit --graph")
+        raise WrongUsage(
+            "--host is not supported with --graph: a CUDA graph has no host time per call"
+        )
     device = _device(args)
     cases, (peers, places) = _cases(args, device), _peers(args)
     options = {"overwrite_H": True} if args.overwrite_H else {}
@@ -202,7 +248,7 @@ def _run(args):
     )  # fmt: skip
     if args.compile_only:
         if not args.cache:
-            raise WrongUsage("--compile-only requires --cache DIR, which keeps what is compiled")
+            raise WrongUsage("--compile-only requires --cache DIR for the compiled kernels")
         return session.compile_ahead(cases, peers[1:], settings, _say)
     if args.json:
         _check_json(args.json)
@@ -220,7 +266,7 @@ def _run(args):
         measurements += result.measurements
         failed += [f"{case.name}: {peer}: {why}" for peer, why in result.left_out.items()
                    if peer in named]  # fmt: skip
-        if args.json:  # after each, for a run that is cut off
+        if args.json:  # after each case, for an interrupted run
             records.write(args.json, measurements)
     if args.json and measurements:
         print(f"written to {args.json}")
@@ -230,10 +276,14 @@ def _run(args):
 
 
 def run(argv):
-    """Run the command line `argv`; return the exit status."""
+    """Run the command line, and return the exit status.
+
+    Args:
+        argv: Arguments of the command.
+    """
     before = signal.getsignal(signal.SIGTERM)
     main_thread = threading.current_thread() is threading.main_thread()
-    if main_thread:  # SIGTERM ends the workers, too
+    if main_thread:  # SIGTERM also ends the workers
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         _run(_parser().parse_intermixed_args(argv))

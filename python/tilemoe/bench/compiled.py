@@ -1,4 +1,4 @@
-"""What surrounds torch's grouped_mm, compiled by torch.compile: the parts of a strong baseline."""
+"""Compile the operations around torch's grouped_mm with torch.compile, for a strong baseline."""
 
 import torch
 
@@ -9,30 +9,30 @@ compiled = torch.compile(dynamic=False)
 
 @compiled
 def glu(H, delta, activation: str):
-    """H (M, 2n), an adapter's part of it or None -> A (M, n)"""
+    """Compute A (M, n) from H (M, 2n) and an adapter's part of H or None."""
     return eager_glu(H if delta is None else H + delta, activation)
 
 
 @compiled
 def _rows_of_tokens(X, order, K: int):
-    """-> (M, d)"""
+    """Return the rows of tokens, (M, d)."""
     return X[order // K]
 
 
 @compiled
 def _sum_by_token(rows, rows_of_pairs, K: int):
-    """rows (M, d) -> (T, d)"""
+    """Sum rows (M, d) by token -> (T, d)."""
     return rows[rows_of_pairs].view(-1, K, rows.shape[1]).float().sum(1).to(rows.dtype)
 
 
 def _sum(Y, delta, rows):
-    """Rows of Y and of an adapter's part of it, or None, in float32."""
+    """Sum rows of Y and of an adapter's part of Y, or None, in float32."""
     return Y[rows].float() if delta is None else Y[rows].float() + delta[rows].float()
 
 
 @compiled
 def _weighted_sum(Y, delta, s, rows_of_pairs):
-    """-> O (T, d)"""
+    """Return the weighted sum O (T, d)."""
     T, K = s.shape
     weighted = _sum(Y, delta, rows_of_pairs).view(T, K, -1) * s[..., None].float()
     return weighted.sum(1).to(Y.dtype)
@@ -40,19 +40,19 @@ def _weighted_sum(Y, delta, s, rows_of_pairs):
 
 @compiled
 def _weighted_rows(dO, s, order):
-    """-> dY (M, d)"""
+    """Return dY (M, d)."""
     weight = s.flatten()[order, None].float()
     return (dO[order // s.shape[1]].float() * weight).to(dO.dtype)
 
 
 @compiled
 def _row_dots(dO, Y, delta, rows_of_pairs, K: int):
-    """-> ds (T, K)"""
+    """Return ds (T, K)."""
     return (_sum(Y, delta, rows_of_pairs).view(-1, K, Y.shape[1]) * dO[:, None].float()).sum(-1)
 
 
 class Gather(torch.autograd.Function):
-    """X (T, d) -> its rows by expert, (M, d)"""
+    """Gather X (T, d) -> its rows by expert, (M, d)."""
 
     @staticmethod
     def forward(ctx, X, order, rows_of_pairs, K):
@@ -66,7 +66,7 @@ class Gather(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Y (M, d), an adapter's part of it or None, s (T, K) -> O (T, d)"""
+    """Combine Y (M, d), an adapter's part of Y or None, s (T, K) -> O (T, d)."""
 
     @staticmethod
     def forward(ctx, Y, delta, s, order, rows_of_pairs):

@@ -1,11 +1,13 @@
-"""The sizes of a Hugging Face model's Mixture-of-Experts layers, from its config.json; without
-transformers."""
+"""Read the sizes of a Hugging Face model's Mixture-of-Experts layers from its config.json.
+
+transformers is not required.
+"""
 
 import json
 import pathlib
 
 NESTED = ("text_config", "ffn_config")  # of multimodal models; of dbrx
-# What is needed: the names that it has in configs. The first that is present counts.
+# Required values, each with its names in configs; the first name that is present counts.
 KEYS = {
     "d": ("hidden_size", "d_model"),
     "n": ("moe_intermediate_size", "intermediate_size", "ffn_hidden_size"),
@@ -20,13 +22,17 @@ ACTIVATIONS = {
 
 
 def read(path):
-    """Return what `sizes` does for the config.json at a path, or in the folder at a path."""
+    """Return `sizes` of the config.json at a path, or in the folder at a path.
+
+    Args:
+        path: File or folder.
+    """
     path = pathlib.Path(path)
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text())
         if not isinstance(config, dict):
-            raise ValueError(f"expected an object, not {type(config).__name__}")
+            raise ValueError(f"expected an object, got {type(config).__name__}")
         return sizes(config, config.get("model_type") or path.resolve().parent.name)
     except OSError as error:
         raise ValueError(f"--config {path}: {error.strerror}") from None
@@ -37,11 +43,17 @@ def read(path):
 
 
 def sizes(config, model):
-    """Return the sizes {"d", "n", "E", "K"}, the activation, the model's name and a note on what
-    the bench leaves out, or None.
+    """Return the sizes {"d", "n", "E", "K"}, the activation, the model's name, and a note or None.
+
+    The note describes what the bench ignores.
+
+    Args:
+        config: The parsed config.json.
+        model: Name of the model.
 
     Raises:
-        ValueError: not a config of a Mixture-of-Experts model; names the missing keys.
+        ValueError: The config is not that of a Mixture-of-Experts model; the message names the
+            missing keys.
     """
     for name in NESTED:
         if isinstance(config.get(name), dict):
@@ -56,11 +68,11 @@ def sizes(config, model):
     for size, value in found.items():
         if not isinstance(value, int) or isinstance(value, bool):
             key = next(key for key in KEYS[size] if config.get(key) is not None)
-            raise ValueError(f"{key} is {value!r}, expected one number")
+            raise ValueError(f"{key} must be one number, got {value!r}")
     act = config.get("hidden_act") or config.get("hidden_activation") or "silu"
     if act not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
-        raise ValueError(f"hidden_act is {act!r}, expected one of {names}")
+        raise ValueError(f"hidden_act must be one of {names}, got {act!r}")
     note = None
     if model == "gpt_oss":
         note = "gpt_oss is measured as plain SwiGLU, without its biases and its clamp"

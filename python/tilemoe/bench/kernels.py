@@ -1,9 +1,9 @@
-"""Names of kernels: what step of a layer a kernel is, and the name without its arguments."""
+"""Map names of kernels to steps of a layer, and remove their arguments."""
 
 import re
 
-# The step of a kernel is the first pattern that its name contains, TileMoE's own first: the types of
-# src/cuda/gemm/{epilogue,load} in the name of a GEMM. SummedWeights, the older name of
+# The step of a kernel is the first pattern that its name contains. TileMoE's patterns are first:
+# the types of src/cuda/gemm/{epilogue,load} in the name of a GEMM. SummedWeights, the older name of
 # WeightsByParts, and DensePart are in stored profiles.
 STEPS = {
     "up-projection": r"SwiGLUEpilogue|ActivationEpilogue",

@@ -1,4 +1,4 @@
-"""The layers that are timed, by name, from layers.inc, which C++ includes; without torch."""
+"""Read the timed layers by name from layers.inc, which C++ includes; without torch."""
 
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""The device, the versions and the commit that numbers are measured on."""
+"""Describe the device, the versions and the commit of a measurement."""
 
 import importlib.metadata
 import os
@@ -20,21 +20,21 @@ def _cpu_model():
 
 
 def cores():
-    """The number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def load_warning():
-    """A warning if other programs use the processor before anything is measured, else None."""
+    """Return a warning if other programs use the processor before the measurement, else None."""
     load = os.getloadavg()[0]
     if load <= cores() / 2:
         return None
-    return (f"warning: the load average is {load:.1f} on {cores()} cores: other programs disturb "
+    return (f"warning: the load average is {load:.1f} on {cores()} cores: other programs affect "
             "the times")  # fmt: skip
 
 
 def _command(*words):
-    """Its output, or None if it is missing or fails."""
+    """Return the output of a command, or None if it is missing or fails."""
     try:
         run = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -43,14 +43,14 @@ def _command(*words):
 
 
 def commit():
-    """The commit of the source tree of this file, `-dirty` if files differ; None if installed."""
+    """Return the commit of this source tree, `-dirty` if files differ; None if installed."""
     if not (ROOT / "include" / "tilemoe" / "tilemoe.h").exists():
         return None
     return _command("git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*")
 
 
 def _build_commit():
-    """The commit of the imported tilemoe; None if the package has none."""
+    """Return the commit of the imported tilemoe; None if the package has none."""
     from tilemoe import _library
 
     written = _library.directory() / "commit.txt"
@@ -63,7 +63,7 @@ def versions(packages):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            pass  # a source tree: the commit names it
+            pass  # a source tree: its commit is read instead
     if torch.version.cuda is not None:
         found["cuda"] = torch.version.cuda
     return found
@@ -79,7 +79,7 @@ def available_bytes(device):
 
 
 def describe(device, packages):
-    """{"device", "versions", "commit"} of what is measured here; the commit: TileMoE's or None."""
+    """Return {"device", "versions", "commit"} of a measurement; the commit is TileMoE's or None."""
     found = {"commit": None, "versions": versions(packages)}
     if "tilemoe" in packages:
         found["commit"] = _build_commit() or commit()

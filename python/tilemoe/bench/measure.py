@@ -1,5 +1,8 @@
-"""One peer on a case: its rounds, a forward and a backward with cold caches, by the CPU's clock or
-CUDA events; its memory, its host time and its kernels."""
+"""Measure one peer on a case.
+
+A measurement has rounds of a forward and a backward with cold caches, by the CPU's clock or CUDA
+events, and the peer's memory, host time and kernels.
+"""
 
 import time
 
@@ -13,18 +16,18 @@ PASSES = ("both", "forward", "backward", "inference")
 
 
 class LeftOut(Exception):
-    """Why a peer is not measured."""
+    """The reason why a peer is not measured."""
 
 
 class CpuClock:
     FLUSH_BYTES = 64 << 20  # many times the L2 of a core
-    REST_SECONDS = 0.03  # OpenMP's threads spin for about 5 ms after their last work
+    REST_SECONDS = 0.03  # threads of OpenMP spin for about 5 ms after their last work
 
     def __init__(self):
         self.flush = torch.zeros(self.FLUSH_BYTES, dtype=torch.uint8)
 
     def timed(self, work):
-        """Milliseconds of a call with cold caches, and what it returned."""
+        """Return the milliseconds of a call with cold caches, and its result."""
         self.flush.add_(1)
         time.sleep(self.REST_SECONDS)
         return self.host(work)
@@ -43,7 +46,7 @@ class CpuClock:
 
 class CudaClock:
     FLUSH_BYTES = 256 << 20  # five times the L2
-    CYCLES_PER_MS = 1_900_000  # of an H100's SM at its highest clock
+    CYCLES_PER_MS = 1_900_000  # an SM of an H100 at its highest clock
     MIN_AHEAD_MS, MAX_AHEAD_MS = 7, 100
 
     def __init__(self):
@@ -51,8 +54,10 @@ class CudaClock:
         self.ahead_ms = self.MIN_AHEAD_MS
 
     def timed(self, work):
-        """Milliseconds on the device with cold caches, and what the call returned. The device
-        sleeps while the host queues the work, so that launches from Python do not count."""
+        """Return the milliseconds on the device with cold caches, and the call's result.
+
+        The device sleeps while the host queues the work, so that launches from Python do not count.
+        """
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.add_(1)
         torch.cuda._sleep(int(self.ahead_ms * self.CYCLES_PER_MS))
@@ -64,13 +69,13 @@ class CudaClock:
 
     @staticmethod
     def untimed(work):
-        """A call that may compile, and so does not show how far the host has to be ahead."""
+        """Run a call that may compile, and so does not show how far the host must be ahead."""
         result = work()
         torch.cuda.synchronize()
         return None, result
 
     def host(self, work):
-        """Milliseconds until a call returns, on an idle device."""
+        """Return the milliseconds until a call returns, on an idle device."""
         torch.cuda.synchronize()
         begin = time.perf_counter()
         result = work()
@@ -90,14 +95,14 @@ def make_clock(device):
 
 
 class Measured:
-    """A peer on a case. Making it warms it up, checks it and measures its memory."""
+    """Peer on a case. The constructor warms it up, checks it and measures its memory."""
 
     TINY_CALLS, PROFILED_CALLS, WARM_UP = 50, 3, 3
 
     def __init__(self, make_peer, problem, clock, passes="both", host=False):
         self.clock, self.passes, case = clock, passes, problem.case
         self.values, self.host_peer = {}, None
-        if host and case.device == "cpu":  # the time of a layer of eight tokens is the call's own
+        if host and case.device == "cpu":  # for a layer of eight tokens it is the time of the call
             self.host_peer = make_peer(Problem(Case("tiny", 8, 8, 8, 4, 2, dtype=case.dtype)))
             self._first_call(self.host_peer)
         self.peer = make_peer(problem)
@@ -118,7 +123,7 @@ class Measured:
         self.values |= {f"host_first_{key}": ms for key, ms in first.items()}
 
     def _run(self, clock, peer=None):
-        """{"forward_ms", "backward_ms"}, or one of them, by one of the clock's methods."""
+        """Return {"forward_ms", "backward_ms"}, or one of them, by a method of the clock."""
         peer = peer or self.peer
         with torch.set_grad_enabled(self.passes != "inference"):
             forward, O = clock(peer.infer if self.passes == "inference" else peer.forward)
@@ -138,7 +143,7 @@ class Measured:
         return times
 
     def finish(self, kernels=False):
-        """{"values", "samples": {quantity: numbers}, "kernels": [[pass, kernel, calls, us]]}"""
+        """Return the values, the samples by quantity, and [[pass, kernel, calls, us]]."""
         samples = {}
         if self.host_peer not in (None, self.peer):
             for _ in range(self.TINY_CALLS):
@@ -150,7 +155,7 @@ class Measured:
         return {"values": self.values, "samples": samples, "kernels": found}
 
     def _kernels(self):
-        """By torch's profiler, the mean of some calls; launches of one kernel are added up."""
+        """Return torch's profile, the mean of some calls; launches of one kernel are added."""
         calls = [self._run(self._profiled) for _ in range(self.PROFILED_CALLS)]
         totals = {}
         for call in calls:
@@ -162,7 +167,7 @@ class Measured:
         return [[*key, round(count, 2), us] for key, (count, us) in totals.items()]
 
     def _profiled(self, work):
-        """[(kernel, us)] of a call, as a clock's method."""
+        """Return [(kernel, us)] of a call, like a method of the clock."""
         self.clock.flush.add_(1)
         torch.cuda.synchronize()
         activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -174,9 +179,12 @@ class Measured:
 
 
 class Graph(Measured):
-    """Forwards without gradients, as decoding calls them, in one CUDA graph. The graph runs copies
-    of the layer, whose weights are cold: the copies that run between two runs of one read at least
-    three times the size of the L2. Replays follow each other while the host is ahead."""
+    """Forwards without gradients, as decoding calls them, in one CUDA graph.
+
+    The graph runs copies of the layer with cold weights: the copies that run between two runs of
+    one copy read at least three times the size of the L2. Replays follow each other while the host
+    is ahead.
+    """
 
     MIN_FORWARDS, REPLAYS, MAX_COPIES, L2_BETWEEN = 48, 4, 64, 3
 
@@ -184,9 +192,11 @@ class Graph(Measured):
         self.host_peer, self.passes, self.clock = None, "inference", CudaClock()
         expert = 3 * case.n * case.d * DTYPES[case.dtype].itemsize
         l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-        copies = -(-self.L2_BETWEEN * l2_bytes // (expert * case.K)) + 1  # it reads K or more
+        copies = (
+            -(-self.L2_BETWEEN * l2_bytes // (expert * case.K)) + 1
+        )  # a copy reads K experts or more
         if copies > self.MAX_COPIES:
-            raise LeftOut(f"{copies} copies of so small a layer would be needed for cold weights")
+            raise LeftOut(f"cold weights would require {copies} copies of such a small layer")
         peers = [make_peer(Problem(case, seed)) for seed in range(copies)]
         self.peer, repeats = peers[0], -(-self.MIN_FORWARDS // copies)
         self.forwards = repeats * copies
@@ -209,11 +219,11 @@ class Graph(Measured):
         self.graph.replay()
         for index, (O, want) in enumerate(zip(got, wanted)):
             if not (O - want).float().norm() <= 1e-2 * want.float().norm():
-                raise Wrong(f"the graph's O of copy {index} is not the eager one")
+                raise Wrong(f"O of copy {index} in the graph differs from the eager O")
 
     def round(self):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.graph.replay()  # the first copies' weights are as cold as the others'
+        self.graph.replay()  # then the weights of the first copies are also cold
         torch.cuda._sleep(int(30 * self.clock.CYCLES_PER_MS))
         begin.record()
         for _ in range(self.REPLAYS):
@@ -233,21 +243,23 @@ class Graph(Measured):
 
 
 def needed_bytes(peer, case):
-    """An estimate of a peer's memory in addition to the problem: gradients, a copy of W1, O and dX,
-    and its working memory."""
+    """Estimate a peer's memory in addition to the problem.
+
+    The estimate includes gradients, a copy of W1, O and dX, and the working memory.
+    """
     weights = 5 * case.E * case.d * case.n + 3 * case.T * case.d
     return weights * DTYPES[case.dtype].itemsize + peer.working_bytes(case)
 
 
 def measured(peer, case, passes="both", host=False, graph=False):
-    """Check a peer and warm it up. LeftOut if it cannot run here."""
+    """Check a peer and warm it up; raise LeftOut if it cannot run here."""
     case = peer.case_of(case)
     if reason := peer.missing(case):
         raise LeftOut(reason)
     needed, free = needed_bytes(peer, case), machine.available_bytes(case.device)
     if needed > free:
-        raise LeftOut(f"out of memory: it needs about {needed / 2**30:.1f} GiB, "
-                      f"{free / 2**30:.1f} are free")  # fmt: skip
+        sizes = f"about {needed / 2**30:.1f} GiB required, {free / 2**30:.1f} GiB free"
+        raise LeftOut(f"out of memory: {sizes}")
     try:
         if graph:
             found = Graph(peer, case)
@@ -263,7 +275,7 @@ def measured(peer, case, passes="both", host=False, graph=False):
 
 
 def reason_of(error):
-    """The error as one sentence."""
+    """Return the error as one sentence."""
     sentence = (str(error) or "without a message").splitlines()[0]
     kinds = (MemoryError, torch.OutOfMemoryError)
     if isinstance(error, kinds) or "can't allocate memory" in sentence:
@@ -272,8 +284,10 @@ def reason_of(error):
 
 
 def answers(peer, case, settings, commands):
-    """Yield an answer, a dictionary, to each of the commands "prepare", "round" and "finish". An
-    error is the answer {"left_out": reason}. settings: passes, host, graph and kernels by name."""
+    """Yield an answer, a dictionary, to each of the commands "prepare", "round" and "finish".
+
+    An error is the answer {"left_out": reason}. settings: passes, host, graph and kernels by name.
+    """
     found = None
     for command in commands:
         try:
@@ -288,5 +302,5 @@ def answers(peer, case, settings, commands):
                 yield {**found.finish(settings["kernels"]), **of_machine}
         except LeftOut as error:
             yield {"left_out": str(error)}
-        except Exception as error:  # of foreign code: whatever it raises
+        except Exception as error:  # foreign code may raise anything
             yield {"left_out": reason_of(error)}

@@ -1,4 +1,4 @@
-"""The memory that a layer keeps between its passes, and the peak of both."""
+"""Measure the memory that a layer saves between its passes, and the peak of both."""
 
 import os
 
@@ -14,7 +14,7 @@ def _bytes(tensor):
 
 
 def _saved_on_cpu(peer):
-    """By autograd's hooks: every storage that it keeps, without the weights'."""
+    """Return the bytes of all storages that autograd saves, by its hooks, without the weights'."""
     weights = {w.untyped_storage().data_ptr() for w in (peer.router, peer.W1, peer.W2)}
     storages = {}
 
@@ -31,7 +31,7 @@ def _saved_on_cpu(peer):
 
 
 def _peak_on_cpu(peer, forward, backward):
-    """By the profiler: the highest sum of what torch's allocator gave out."""
+    """Return the peak of torch's allocator, by the profiler."""
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
     ) as profile:
@@ -47,8 +47,10 @@ def _peak_on_cpu(peer, forward, backward):
 
 
 def _on_cuda(peer, forward, backward):
-    """By torch's allocator: kept, the peak, and what the allocator has reserved, from empty caches
-    on. The caller's input counts as kept."""
+    """Return the saved, peak and reserved bytes of torch's allocator, starting with empty caches.
+
+    The caller's input counts as saved.
+    """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -62,10 +64,12 @@ def _on_cuda(peer, forward, backward):
 
 
 def floor_above_resident(case, column_blocks=1):
-    """The minimum bytes at the peak of a layer that keeps H, above weights, X and dO, by
-    arithmetic, without partial sums or the router's own memory. The candidates, each with H, the
-    routing and O: the down-projection (A, Y), dX (dX, ds, dW2, dX~, before it A' in its place), all
-    gradients."""
+    """Compute the minimum bytes at the peak of a layer that saves H.
+
+    The result excludes weights, X and dO, partial sums and the router's own memory. The candidates,
+    each with H, the routing and O: the down-projection (A, Y), dX (dX, ds, dW2, dX~, with A' in its
+    place before), all gradients.
+    """
     size = DTYPES[case.dtype].itemsize
     T, d, n, E = case.T, case.d, case.n, case.E
     pairs = T * case.K
@@ -82,13 +86,17 @@ def floor_above_resident(case, column_blocks=1):
 
 
 def measure(peer, passes="both"):
-    """Bytes of a call, by torch's allocator.
+    """Return the bytes of a call, by torch's allocator.
+
+    Args:
+        peer: The peer.
+        passes: Passes to measure.
 
     Returns:
-        saved_bytes: kept from forward to backward, X included, weights not. peak_bytes: the maximum
-        of live memory, with resident_bytes: weights, X and dO. floor_bytes: the lower bound of a
-        layer that keeps H, by arithmetic. On a GPU reserved_bytes: the maximum that torch's
-        allocator reserved. Without a backward saved_bytes and floor_bytes are absent.
+        A dictionary. saved_bytes: saved from forward to backward, with X and without weights.
+        peak_bytes: the maximum of live memory, with resident_bytes: weights, X and dO. floor_bytes:
+        the lower bound of a layer that saves H, by arithmetic. On a GPU reserved_bytes: the maximum
+        that torch's allocator reserved. Without a backward saved_bytes and floor_bytes are absent.
     """
     found, backward = {}, passes in ("both", "backward")
     forward = peer.infer if passes == "inference" else peer.forward

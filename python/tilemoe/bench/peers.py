@@ -1,7 +1,9 @@
-"""The implementations that are compared: each a whole layer, router included, as its users call it.
+"""Define the implementations that are compared, each a whole layer with its router.
 
-A gated activation, top-K by softmax over the chosen. A peer is made from a Problem and keeps it; it
-may hold W1 with its own order of rows. A peer that cannot run returns the reason and the remedy."""
+The activation has a gate; the scores are top-K by softmax over the chosen experts. A peer is made
+from a Problem and keeps it; its W1 may have another order of rows. A peer that cannot run returns
+the reason and the fix.
+"""
 
 import contextlib
 import dataclasses
@@ -22,39 +24,41 @@ from .problem import ACTIVATIONS, DTYPES, glu
 class Peer:
     name = ""
     packages = ("torch",)  # packages whose versions are recorded with the numbers
-    install = ""  # the command that installs it
-    module = None  # that it imports
-    only_if_named = False  # not among the peers that run if none is named
+    install = ""  # command that installs it
+    module = None  # module that it imports
+    only_if_named = False  # True: does not run by default
     takes_adapters = False
-    is_layer = True  # else a reference without a formula to check, whose memory has no meaning
+    is_layer = True  # False: a reference without a formula to check, whose memory is not measured
 
     @classmethod
     def variables(cls, environment):
-        """Variables of its process, in addition to the environment."""
+        """Return the variables of its process, in addition to the environment."""
         return {}
 
     @classmethod
     def missing(cls, case):
-        """Why it cannot run this case, or None."""
+        """Return why it cannot run this case, or None."""
         if cls.module is not None and importlib.util.find_spec(cls.module) is None:
             return f"not installed: {cls.install}"
         if case.rounding is not None:
-            return "it has no token rounding"
+            return "token rounding is not supported"
         if case.biases:
-            return "it is compared without biases only"
+            return "biases are not compared"
         if case.lora_rank and not cls.takes_adapters:
-            return "it is compared without adapters only"
+            return "adapters are not compared"
         return None
 
     @staticmethod
     def case_of(case):
-        """The case that it runs for a given one."""
+        """Return the case that it runs for a given one."""
         return case
 
     @staticmethod
     def working_bytes(case):
-        """An estimate of its memory in addition to weights, gradients and tokens: copies of the
-        gathered rows and of H."""
+        """Estimate its memory in addition to weights, gradients and tokens.
+
+        The memory has copies of the gathered rows and of H.
+        """
         return 3 * case.rows * (case.d + 3 * case.n) * DTYPES[case.dtype].itemsize
 
     def __init__(self, problem):
@@ -69,32 +73,33 @@ class Peer:
 
     @staticmethod
     def rows_of_W1(n):
-        """(2n): for each row of the peer's W1, the row of the problem's, whose gate rows come
-        first. None if both are equal."""
+        """Return (2n): for each row of the peer's W1, the row of the problem's.
+
+        The problem's gate rows come first. None if both are equal.
+        """
         return None
 
     def forward(self):
-        """-> O (T, d)"""
+        """Return O (T, d)."""
         raise NotImplementedError
 
     def infer(self):
-        """-> O (T, d), without gradients, as a model in evaluation calls it"""
+        """Return O (T, d), without gradients, as a model in evaluation calls it."""
         return self.forward()
 
     def backward(self, O):
-        """-> dX and the gradients of the problem's other leaves, the weights' in the peer's
-        layout."""
+        """Return the gradients of the problem's leaves, weights in the peer's layout."""
         leaves = [self.X, *self.problem.adapters]
         if not self.problem.case.frozen:
             leaves += [self.router, self.W1, self.W2, *self.problem.biases]
         return torch.autograd.grad(O, leaves, self.problem.dO)
 
     def resident_bytes(self):
-        """Bytes of the caller's tensors."""
+        """Return the bytes of the caller's tensors."""
         return self.problem.resident_bytes()
 
     def given_layout(self, dW1):
-        """dW1 with the problem's order of rows."""
+        """Return dW1 with the problem's order of rows."""
         if self.order is None:
             return dW1
         given = torch.empty_like(dW1)
@@ -102,13 +107,15 @@ class Peer:
         return given
 
     def top_k(self):
-        """scores (T, K) of X's type and ids (T, K), as PyTorch users write them."""
+        """Return scores (T, K) of X's dtype and ids (T, K), as PyTorch users write them."""
         top, ids = self.problem.logits().float().topk(self.problem.K, dim=-1)
         return top.softmax(dim=-1).to(self.X.dtype), ids
 
     def wrong_kernels(self, names=()):
-        """Why it ran other kernels than its name implies, or None. names: the kernels that ran, if
-        they are known."""
+        """Return why it ran other kernels than its name implies, or None.
+
+        names: the kernels that ran, if they are known.
+        """
         return None
 
 
@@ -125,14 +132,14 @@ class TileMoE(Peer):
         if importlib.util.find_spec("tilemoe") is None:
             return "not installed: pip install . in its source tree"
         if case.device == "cuda" and case.dtype == "float32":
-            return "on a GPU it takes bfloat16 and float16"
+            return "only bfloat16 and float16 are supported on a GPU"
         if cls.calls_gemms(case) and (case.rounding is not None or case.lora_rank):
             return "gathered_mm and combine_mm are compared without token rounding and adapters"
         return None
 
     @staticmethod
     def calls_gemms(case):
-        """Whether it calls gathered_mm and combine_mm, with a compiled activation between them."""
+        """Return whether it calls gathered_mm and combine_mm with a compiled activation."""
         return case.activation == "mishglu"
 
     def __init__(self, problem):
@@ -145,7 +152,9 @@ class TileMoE(Peer):
             with contextlib.redirect_stdout(io.StringIO()) as text:
                 tilemoe.show_config()
             if not re.search(rf": {self.arch}\b", text.getvalue()):
-                raise RuntimeError(f"this tilemoe does not run the arch {self.arch} on this GPU")
+                raise RuntimeError(
+                    f"this TileMoE does not support the arch {self.arch} on this GPU"
+                )
 
     def gemms(self):
         import tilemoe
@@ -189,8 +198,10 @@ class TileMoE(Peer):
         return module
 
     def infer(self):
-        """By tilemoe.MoE, which uses moe_tokens for a small T; by the functions if the module does
-        not support the case."""
+        """Compute with tilemoe.MoE, which uses moe_tokens for small T.
+
+        The functions are called if the module does not support the case.
+        """
         case = self.problem.case
         if (case.zipf or case.biases or case.rounding or case.lora_rank
                 or self.calls_gemms(case)):  # fmt: skip
@@ -212,11 +223,11 @@ def _variant(name, of=TileMoE, **attributes):
 TileMoEKeeping = _variant("tilemoe-keeps-h", options={"overwrite_H": False})
 TileMoEOverwriting = _variant("tilemoe-dh-over-h", options={"overwrite_H": True})
 TileMoESmall = _variant("tilemoe-small-peak", options={"overwrite_H": True, "column_blocks": 4})
-TileMoEBefore = _variant("tilemoe-before")  # another build, from the folder that --packages names
+TileMoEBefore = _variant("tilemoe-before")  # another build, in the folder of --packages
 
 
 class TileMoEGatheredMM(TileMoE):
-    """The two GEMMs as functions of their own, also for activations that the library has."""
+    """The two GEMMs as separate functions, also for activations of the library."""
 
     name = "tilemoe-gathered-mm"
     only_if_named = True
@@ -227,7 +238,7 @@ class TileMoEGatheredMM(TileMoE):
 
 
 class TileMoEFrozen(TileMoE):
-    """The layer with frozen weights and without adapters, to compare with one that has them."""
+    """The layer with frozen weights and without adapters, for comparison with adapters."""
 
     name = "tilemoe-frozen"
     only_if_named = True
@@ -238,8 +249,10 @@ class TileMoEFrozen(TileMoE):
 
 
 class TileMoEQuantized(TileMoE):
-    """The layer with quantised weights, whose values the problem's weights are then: the router's
-    choice and the 16-bit layer are compared on equal terms by `tilemoe`, in a process of its own.
+    """The layer with quantised weights, whose values the problem's weights have.
+
+    The router's choice and the 16-bit layer are therefore comparable with `tilemoe`, in a separate
+    process.
     """
 
     name = "tilemoe-nf4"
@@ -248,7 +261,7 @@ class TileMoEQuantized(TileMoE):
 
     @classmethod
     def missing(cls, case):
-        frozen = None if case.frozen else "quantised weights are frozen: --frozen or --lora-rank"
+        frozen = None if case.frozen else "quantised weights require --frozen or --lora-rank"
         return super().missing(case) or frozen
 
     def __init__(self, problem):
@@ -291,20 +304,23 @@ class TileMoESm80(TileMoE):
 
     @classmethod
     def missing(cls, case):
-        return super().missing(case) or (None if case.device == "cuda" else "it runs on a GPU")
+        return super().missing(case) or (None if case.device == "cuda" else "a GPU is required")
 
 
 TileMoESm90 = _variant("tilemoe-sm90", TileMoESm80, forced="sm90")  # by wgmma
 
 
 def arch_variables(arch):
-    """The arch, by the current name of the variable and by the one that older builds read."""
+    """Return the arch by the current name of the variable and by the name of older builds."""
     return {"TILEMOE_ARCH": arch, "TILEMOE_KIT": arch}
 
 
 class TorchDense(Peer):
-    """The experts' GEMMs as dense ones of the same M, N and K, each one torch.mm: one expert's
-    weights for the rows of all pairs. No router, gather, activation or combine."""
+    """GEMMs of the experts as dense GEMMs of the same M, N and K, each one torch.mm.
+
+    One expert's weights multiply the rows of all pairs, without router, gather, activation or
+    combine.
+    """
 
     name = "torch-dense"
     only_if_named = True
@@ -313,7 +329,7 @@ class TorchDense(Peer):
     def __init__(self, problem):
         super().__init__(problem)
         case = problem.case
-        # A pair's rows of X and of dO, as gathered.
+        # Rows of X and of dO for each pair, as gathered.
         pairs = torch.arange(case.rows, device=self.X.device) // case.K
         with torch.no_grad():
             self.rows, self.d_rows = self.X[pairs], problem.dO[pairs]  # (M, d)
@@ -329,14 +345,16 @@ class TorchDense(Peer):
     def backward(self, O):
         dA = self.d_rows @ self.W2[0]  # (M, n)
         dW2 = self.d_rows.t() @ self.A  # (d, n)
-        d_rows = self.H @ self.W1[0]  # (M, d); H for dH, which is as large
+        d_rows = self.H @ self.W1[0]  # (M, d); H in place of dH, which has the same size
         dW1 = self.H.t() @ self.rows  # (2n, d)
         return dA, dW2, d_rows, dW1
 
 
 class TorchGroupedMM(Peer):
-    """Sort by expert, gather, grouped_mm, activation, grouped_mm, weighted index_add, all eager. No
-    step waits for the device."""
+    """Sort by expert, gather, grouped_mm, activation, grouped_mm and weighted index_add, all eager.
+
+    No step waits for the device.
+    """
 
     name = "torch-grouped_mm"
     takes_adapters = True
@@ -348,28 +366,28 @@ class TorchGroupedMM(Peer):
         return super().missing(case)
 
     def route(self):
-        """-> s (T, K); the pair of each row, (M); the experts' ends, (E) int32."""
+        """Return s (T, K); the pair of each row, (M); the experts' ends, (E) int32."""
         s, ids = self.top_k()
         expert, order = ids.flatten().sort(stable=True)
         every = torch.arange(self.W1.shape[0], device=expert.device)
         return s, order, torch.searchsorted(expert, every, right=True).to(torch.int32)
 
     def gather(self, order):
-        """-> the rows of X by expert, (M, d)"""
+        """Return the rows of X by expert, (M, d)."""
         return self.X[order // self.problem.K]
 
     @staticmethod
     def activate(H, delta, activation):
-        """delta: the adapter's part of H, or None"""
+        """Compute A from H; delta: the adapter's part of H, or None."""
         return glu(H if delta is None else H + delta, activation)
 
     def combine(self, Y, delta, s, order):
-        """-> O (T, d)"""
+        """Return O (T, d)."""
         weighted = (Y if delta is None else Y + delta) * s.flatten()[order, None]
         return torch.zeros_like(self.X).index_add_(0, order // self.problem.K, weighted)
 
     def project(self, rows, W, adapter, ends):
-        """rows W^T, and the adapter's part (rows A^T) (scale B)^T, or None."""
+        """Return rows W^T, and the adapter's part (rows A^T) (scale B)^T, or None."""
         out = F.grouped_mm(rows, W.transpose(1, 2), offs=ends)
         if not adapter:
             return out, None
@@ -387,8 +405,11 @@ class TorchGroupedMM(Peer):
 
 
 class TorchGroupedMMCompiled(TorchGroupedMM):
-    """The same with all but sort and GEMMs compiled (dynamic=False). Sums over a token's K rows
-    read them instead of adding into X's rows, forward and backward: no atomics, float32 inside."""
+    """TorchGroupedMM with all but sort and GEMMs compiled (dynamic=False).
+
+    Sums over a token's K rows read the rows instead of adding into X's rows, in forward and
+    backward: no atomics, float32 inside.
+    """
 
     name = "torch-grouped_mm-compiled"
 
@@ -413,8 +434,11 @@ class TorchGroupedMMCompiled(TorchGroupedMM):
 
 
 class SonicMoE(Peer):
-    """Its tile search is restricted to five shapes, since a full one takes minutes for every new
-    shape; --cache keeps what it compiled. Gate and up rows are interleaved, as it expects them."""
+    """sonic-moe with a tile search over five shapes.
+
+    A full search needs minutes for every new shape; --cache stores the compiled kernels. Gate and
+    up rows are interleaved, as sonic-moe expects.
+    """
 
     name = "sonic-moe"
     packages = ("torch", "sonic-moe", "quack-kernels", "nvidia-cutlass-dsl")
@@ -427,11 +451,11 @@ class SonicMoE(Peer):
     @classmethod
     def missing(cls, case):
         if case.device != "cuda" or case.dtype != "bfloat16":
-            return "it runs on a GPU in bfloat16"
+            return "a GPU and bfloat16 are required"
         if case.zipf:
-            return "it has its router inside, and the case prescribes logits"
+            return "logits of the case are not supported, because the router is inside"
         if case.activation != "swiglu":
-            return "it is compared with swiglu only"
+            return "only swiglu is compared"
         return super().missing(case)
 
     def __init__(self, problem):
@@ -444,7 +468,7 @@ class SonicMoE(Peer):
 
     @classmethod
     def keep_tiles(cls):
-        """Call it before sonicmoe is imported, which then makes its list of tiles."""
+        """Restrict the tiles before sonicmoe is imported, which then makes its list of tiles."""
         from quack import gemm_config
 
         every = gemm_config.get_all_configs
@@ -473,7 +497,7 @@ class SonicMoE(Peer):
 
 
 class ScatterMoE(Peer):
-    """Its GLUMLP, whose W1 has the up rows first."""
+    """GLUMLP of ScatterMoE, whose W1 has the up rows first."""
 
     name = "scattermoe"
     packages = ("torch", "scattermoe", "triton")
@@ -482,7 +506,7 @@ class ScatterMoE(Peer):
 
     @classmethod
     def missing(cls, case):
-        return "it runs on a GPU" if case.device != "cuda" else super().missing(case)
+        return "a GPU is required" if case.device != "cuda" else super().missing(case)
 
     def __init__(self, problem):
         from scattermoe.mlp import GLUMLP
@@ -493,7 +517,9 @@ class ScatterMoE(Peer):
             self.mlp = GLUMLP(case.d, case.n, case.E, case.K,
                               activation=ACTIVATIONS[case.activation])  # fmt: skip
         self.W1 = self.mlp.experts.weight = torch.nn.Parameter(self.W1, self.W1.requires_grad)
-        self.W2 = self.mlp.output_experts.weight = torch.nn.Parameter(self.W2, self.W2.requires_grad)
+        self.W2 = self.mlp.output_experts.weight = torch.nn.Parameter(
+            self.W2, self.W2.requires_grad
+        )
 
     @staticmethod
     def rows_of_W1(n):
@@ -504,8 +530,10 @@ class ScatterMoE(Peer):
 
 
 class ScatterMoESm80(ScatterMoE):
-    """Its kernels as Triton makes them for GPUs before Hopper: mma.sync instead of wgmma, in a
-    cache of their own, so that the PTX there is what ran."""
+    """ScatterMoE with Triton's kernels for GPUs before Hopper: mma.sync instead of wgmma.
+
+    The kernels are in a separate cache, so that the PTX in it is that of the run.
+    """
 
     name = "scattermoe-sm80"
     only_if_named = True
@@ -528,7 +556,7 @@ ACTS = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh", "r
 
 
 class Transformers(Peer):
-    """Mixtral's experts by one of Hugging Face's implementations of them."""
+    """Experts of Mixtral with one of Hugging Face's implementations."""
 
     packages = ("torch", "transformers")
     install = "pip install transformers==5.17"
@@ -540,12 +568,12 @@ class Transformers(Peer):
         if reason := super().missing(case):
             return reason
         if case.activation not in ACTS:
-            return f"it is compared without {case.activation}"
+            return f"{case.activation} is not compared"
         loadable = _loadable(cls.implementation)
         if loadable is None:
             return None
         if case.device != "cuda":
-            return "it runs on a GPU"
+            return "a GPU is required"
         try:
             loadable(raise_error=True)
         except ImportError as error:
@@ -581,9 +609,11 @@ class Transformers(Peer):
 
 
 class Peft(Transformers):
-    """PEFT's adapters of Mixtral's experts: each forward adds scale B A to the weights, which are
-    made for every expert, twice for a training step. TileMoE's experts compute them in their GEMMs
-    (tilemoe.peft)."""
+    """PEFT's adapters of Mixtral's experts.
+
+    Each forward adds scale B A to the weights of every expert, twice for a training step. TileMoE's
+    experts compute them in their GEMMs (tilemoe.peft).
+    """
 
     packages = ("torch", "transformers", "peft")
     install = "pip install peft==0.21 transformers==5.17"
@@ -592,7 +622,7 @@ class Peft(Transformers):
 
     @classmethod
     def missing(cls, case):
-        return super().missing(case) or (None if case.lora_rank else "it is compared with adapters")
+        return super().missing(case) or (None if case.lora_rank else "adapters are required")
 
     def __init__(self, problem):
         import peft
@@ -610,7 +640,7 @@ class Peft(Transformers):
                                  target_parameters=names)  # fmt: skip
         self.experts = layer = peft.get_peft_model(model, config).base_model.model.experts
         factors = {}
-        while hasattr(layer, "parameter_name"):  # a wrapper for each parameter, one in the other
+        while hasattr(layer, "parameter_name"):  # nested wrappers, one per parameter
             factors[layer.parameter_name] = (layer.lora_A["default"].weight,
                                              layer.lora_B["default"].weight)  # fmt: skip
             layer = layer.base_layer
@@ -631,8 +661,11 @@ class Peft(Transformers):
 
 
 def _loadable(implementation):
-    """transformers' own test of whether an implementation's kernels can be loaded, if it does not
-    compute with torch's operators (deepgemm, sonicmoe); else None."""
+    """Return transformers' own test of whether an implementation's kernels can be loaded.
+
+    The result is None if the implementation computes with torch's operators (only deepgemm and
+    sonicmoe do not).
+    """
     try:
         module = importlib.import_module(f"transformers.integrations.{implementation}")
     except ImportError:
@@ -641,8 +674,10 @@ def _loadable(implementation):
 
 
 def _transformers():
-    """A peer for each of its implementations, TileMoE's among them if tilemoe is installed; a
-    missing one if transformers is not installed."""
+    """Return one peer per implementation of transformers, with TileMoE's if it is installed.
+
+    If transformers is not installed, the peer reports it.
+    """
     if importlib.util.find_spec("transformers") is None:
         return [type("Transformers", (Transformers,), {"name": "transformers"})]
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -667,10 +702,10 @@ PEERS = {peer.name: peer for peer in (
 
 
 def all_peers():
-    """{name: class}, TileMoE first."""
+    """Return {name: class}, TileMoE first."""
     return {**PEERS, **{peer.name: peer for peer in _transformers()}}
 
 
 def peer_named(name):
-    """Its class, without an import of transformers for one that does not need it."""
+    """Return the class of a peer, without importing transformers if it is not needed."""
     return PEERS.get(name) or all_peers()[name]

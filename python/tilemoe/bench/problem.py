@@ -1,4 +1,4 @@
-"""A case, one layer's weights and one batch. All peers get the same."""
+"""Define a case, the weights of one layer and one batch, the same for all peers."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ ACTIVATIONS = {
     "geglu": F.gelu,
     "geglu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
     "reglu": F.relu,
-    "mishglu": F.mish,  # which the library lacks: for gathered_mm and combine_mm
+    "mishglu": F.mish,  # not in the library: for gathered_mm and combine_mm
 }
 
 
@@ -29,26 +29,26 @@ class Case:
     device: str = "cpu"
     dtype: str = "float32"
     activation: str = "swiglu"
-    zipf: bool = False  # experts by popularity 1/(e + 1), else the router's own choice
+    zipf: bool = False  # choose experts by popularity 1/(e + 1) instead of the router's logits
     rounding: str | None = None
     biases: bool = False
     frozen: bool = False  # no gradients of the router, of weights and of biases
-    lora_rank: int = 0  # adapters of this rank on W1 and W2, which are frozen; 0: none
+    lora_rank: int = 0  # rank of adapters on W1 and W2, which are frozen; 0: none
 
     def __post_init__(self):
         for letter in SHAPE:
             step = 8 if letter in "dn" else 1
             if (size := getattr(self, letter)) < 1 or size % step:
-                kind = "a positive multiple of 8" if step == 8 else "at least 1"
-                raise ValueError(f"{self.name}: {letter} is {size}, expected {kind}")
+                kind = "a positive multiple of 8" if step == 8 else ">= 1"
+                raise ValueError(f"{self.name}: {letter} must be {kind}, got {size}")
         if not 0 <= self.lora_rank <= 256 or self.lora_rank % 8:
             raise ValueError(
-                f"{self.name}: lora_rank is {self.lora_rank}, expected a multiple of 8, at most 256"
+                f"{self.name}: lora_rank must be a multiple of 8 in [0, 256], got {self.lora_rank}"
             )
         if self.lora_rank and not self.frozen:
-            raise ValueError(f"{self.name}: lora_rank is given, expected frozen=True")
+            raise ValueError(f"{self.name}: lora_rank requires frozen=True")
         if self.K > self.E:
-            raise ValueError(f"{self.name}: K is {self.K}, expected at most E = {self.E}")
+            raise ValueError(f"{self.name}: K must be <= E = {self.E}, got {self.K}")
 
     @property
     def shape(self):
@@ -56,12 +56,15 @@ class Case:
 
     @property
     def rows(self):
-        """M; with rounding, about as many."""
+        """Return M; with rounding, an approximation."""
         return self.T * self.K
 
     def flop(self, passes):
-        """FLOP of the timed passes: six GEMM dimensions per row forward, twelve backward, six if
-        the weights are frozen. Those of adapters are not counted."""
+        """Return the FLOP of the timed passes.
+
+        These are six GEMM dimensions per row in forward and twelve in backward, six if the weights
+        are frozen. Those of adapters are not counted.
+        """
         backward = 6 if self.frozen else 12
         factor = {"forward": 6, "inference": 6, "backward": backward, "both": 6 + backward}[passes]
         return factor * self.rows * self.d * self.n
@@ -75,16 +78,19 @@ CASES = {
 
 
 def glu(H, activation):
-    """H (M, 2n), gate columns first -> A (M, n)"""
+    """Compute A (M, n) from H (M, 2n), gate columns first."""
     gate, up = H.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
 
 
 class Problem:
-    """X (T, d), router (E, d), W1 (E, 2n, d) with gate rows first, W2 (E, d, n), dO (T, d);
-    prepared (T, E): the logits if the case prescribes the experts' popularity, else None; biases:
-    [], or b1 (E, 2n) and b2 (E, d); adapters: [], or A1 (E, r, d), B1 (E, 2n, r), A2 (E, r, n) and
-    B2 (E, d, r) in float32, whose values the case's dtype has, too."""
+    """Tensors of a case.
+
+    X (T, d), router (E, d), W1 (E, 2n, d) with gate rows first, W2 (E, d, n), dO (T, d); prepared
+    (T, E): the logits if the case prescribes the experts' popularity, else None; biases: [], or b1
+    (E, 2n) and b2 (E, d); adapters: [], or A1 (E, r, d), B1 (E, 2n, r), A2 (E, r, n) and B2 (E, d,
+    r) in float32, with values that the case's dtype can represent.
+    """
 
     LORA_SCALE = 2.0
 
@@ -106,8 +112,8 @@ class Problem:
         self.biases = [normal(w_scale, E, 2 * n), normal(w_scale, E, d)] if case.biases else []
         self.prepared = None
         if case.zipf:
-            # The largest of log p + Gumbel noise are draws by p without replacement. The GEMM with
-            # a router of zeros runs nevertheless and leaves them as they are.
+            # The largest values of log p + Gumbel noise are draws by p without replacement. The
+            # GEMM with a router of zeros runs nevertheless and does not change them.
             uniform = torch.rand(T, E, generator=generator, device=device).clamp_(1e-9, 1 - 1e-7)
             popularity = torch.arange(1, E + 1, device=device, dtype=torch.float32).reciprocal()
             self.prepared = (popularity.log() - uniform.log().neg().log()).to(dtype)
@@ -125,23 +131,23 @@ class Problem:
 
     @property
     def leaves(self):
-        """Those that have gradients, in the order in which peers return them."""
+        """Return the tensors with gradients, in the order in which peers return them."""
         return [self.X, *self.adapters, *([] if self.case.frozen else self.weights)]
 
     @property
     def names(self):
-        """Of the output and of the leaves' gradients."""
+        """Return the names of the output and of the leaves' gradients."""
         adapters = ("dA1", "dB1", "dA2", "dB2") if self.adapters else ()
         weights = () if self.case.frozen else ("drouter", "dW1", "dW2", "db1", "db2")
         return ("O", "dX", *adapters, *weights)
 
     def logits(self):
-        """(T, E), the router's GEMM: a part of every layer that is timed."""
+        """Return (T, E), the router's GEMM: a part of every layer that is timed."""
         if self.prepared is None:
             return self.X @ self.router.t()
         return torch.addmm(self.prepared, self.X, self.router.t())
 
     def resident_bytes(self):
-        """Bytes of all tensors that the caller owns before the first call."""
+        """Return the bytes of all tensors that the caller owns before the first call."""
         tensors = [self.X, *self.weights, *self.adapters, self.dO]
         return sum(t.untyped_storage().nbytes() for t in tensors)

@@ -1,6 +1,6 @@
-"""Results files: JSON lines, one measurement per line. Reader and writer; without torch.
+"""Read and write results files: JSON lines, one measurement per line; without torch.
 
-A measurement is an object with
+A measurement is an object with these keys and no others::
 
     name      what was measured, for example "peers/qwen3-235b/sonic-moe"
     device    the GPU or CPU
@@ -8,7 +8,7 @@ A measurement is an object with
     commit    of the source that was measured
     values    {quantity with its unit: number, text, or [first quartile, median, third quartile]}
 
-and nothing else. Quantities end in their unit: "forward_ms", "peak_bytes", "tokens_per_s".
+Quantities end in their unit: "forward_ms", "peak_bytes", "tokens_per_s".
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import os
 import pathlib
 import statistics
 
-DIGITS = 6  # significant digits kept of a number that is not whole
+DIGITS = 6  # significant digits of a number that is not whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Measurement:
 
 
 def quartiles(samples):
-    """[first quartile, median, third quartile] of numbers; of one number, three times that."""
+    """Return [first quartile, median, third quartile] of numbers; of one number, three copies."""
     samples = list(samples)
     if len(samples) < 2:
         return samples * 3
@@ -52,7 +52,12 @@ def _shortened(value):
 
 
 def write(path, measurements):
-    """Write a results file. A file that exists is replaced as a whole, or kept if this fails."""
+    """Write a results file; an existing file is replaced as a whole, or kept on failure.
+
+    Args:
+        path: File to write.
+        measurements: Measurements, in their order.
+    """
     lines = (json.dumps({**dataclasses.asdict(one), "values": _shortened(one.values)})
              for one in measurements)  # fmt: skip
     path = pathlib.Path(path)
@@ -64,13 +69,16 @@ def write(path, measurements):
 def read(path):
     """Return a results file's measurements, in their order.
 
+    Args:
+        path: File to read.
+
     Raises:
-        ValueError: a line is not a measurement; names the file and the line.
+        ValueError: A line is not a measurement; the message names the file and the line.
     """
     measurements = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
         try:
             measurements.append(Measurement(**json.loads(line)))
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}:{number}: not a measurement: {error}") from None
+            raise ValueError(f"{path}:{number}: expected a measurement: {error}") from None
     return measurements

@@ -1,4 +1,4 @@
-"""The bench's output for a case: the table, the host times, the kernels, and a line per peer."""
+"""Format the bench's output for a case: table, host times, kernels, and a line per peer."""
 
 from .._command.output import table
 from .kernels import short, step
@@ -19,7 +19,7 @@ def _ratio(value):
 
 
 def _cells(values, key, write):
-    """The median, and the quartiles, of a quantity; empty if it was not measured."""
+    """Return the median and the quartiles of a quantity; empty if it was not measured."""
     if key not in values:
         return ["", ""]
     first, median, third = values[key]
@@ -41,14 +41,16 @@ def _row(measurement, scale):
         *_cells(values, "forward_ms", _number),
         *_cells(values, "backward_ms", _number),
         f"{values['tflop_per_s'][1] * scale:.4g}",
-        *(_mebibytes(values[key]) if key in values else ""
-          for key in ("saved_bytes", "peak_bytes")),
+        *(
+            _mebibytes(values[key]) if key in values else ""
+            for key in ("saved_bytes", "peak_bytes")
+        ),
         *_cells(values, "time_over_tilemoe", _ratio),
     ]
 
 
 def times(result):
-    """The table of a case, and the peers that were left out."""
+    """Return the table of a case, and the peers that were skipped."""
     first, case = result.measurements[0], result.case
     shape = " ".join(f"{letter}={size}" for letter, size in case.shape.items())
     frozen = f"adapters of rank {case.lora_rank}, " if case.lora_rank else "frozen weights, "
@@ -70,7 +72,7 @@ def times(result):
 
 
 def host_times(result):
-    """Microseconds of the host per call, warm, and milliseconds of the first call of a process."""
+    """Return microseconds of the host per warm call, and milliseconds of the first call."""
     titles = ["host", "forward, us", "quartiles", "backward, us", "quartiles", "first forward, ms",
               "first backward, ms"]  # fmt: skip
     rows = []
@@ -83,7 +85,7 @@ def host_times(result):
 
 
 def kernels(result):
-    """For each peer its kernels, the longest first."""
+    """Return for each peer its kernels, the longest first."""
     titles = ["pass", "us", "share", "calls", "step", "kernel"]
     for peer, found in result.kernels.items():
         total = sum(us for *_, us in found)
@@ -95,7 +97,7 @@ def kernels(result):
 
 
 def summary(result):
-    """One line per peer: TileMoE's speed and peak memory against it."""
+    """Return one line per peer: TileMoE's speed and peak memory relative to it."""
     ours, *others = result.measurements
     for other in others:
         speed = other.values["time_over_tilemoe"][1]
@@ -108,7 +110,7 @@ def summary(result):
 
 
 def of(result):
-    """All lines of a case."""
+    """Return all lines of a case."""
     lines = times(result)
     if any("host_first_forward_ms" in one.values or "host_first_backward_ms" in one.values
            for one in result.measurements):  # fmt: skip

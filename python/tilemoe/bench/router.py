@@ -1,10 +1,10 @@
-"""python -m tilemoe.bench.router: the time of tilemoe.router_logits and of torch's linear layer.
+"""Compare the time of tilemoe.router_logits with torch's linear layer.
 
-Both run once in each round, one after the other, with cold caches; numbers are quartiles over the
-rounds. Prints one JSON line per layer, dtype of the logits and number of tokens, and writes them to
---json as records.py has them: tilemoe_ms, linear_ms, and ratio, the first divided by the second.
-Logits of x's dtype are compared with torch.nn.functional.linear, float32 ones with
-torch.mm(out_dtype=torch.float32), on a CPU with a linear layer in float32.
+Both run once in each round, one after another, with cold caches; numbers are quartiles over the
+rounds. The program prints one JSON line per layer, dtype of the logits and number of tokens, and
+writes the lines to --json in the format of records.py: tilemoe_ms, linear_ms, and ratio, the first
+divided by the second. Logits of x's dtype are compared with torch.nn.functional.linear, float32
+logits with torch.mm(out_dtype=torch.float32), on a CPU with a linear layer in float32.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from . import machine, records
 from .layers import LAYERS
 from .measure import make_clock
 
-# The layers of scripts/gpu/stages.py whose router is no other's.
+# Layers of scripts/gpu/stages.py with different routers.
 DEFAULT = ("7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "sparse-e512")  # fmt: skip
 SMALL_T = (1, 64, 512)
@@ -27,7 +27,7 @@ WARM_UP = 3
 
 
 def linear(x, weight, dtype):
-    """The call that a router's linear layer makes."""
+    """Call torch as a router's linear layer does."""
     if dtype == x.dtype:
         return torch.nn.functional.linear(x, weight)
     if x.is_cuda:
@@ -36,7 +36,7 @@ def linear(x, weight, dtype):
 
 
 def compare(T, d, E, dtype, clock, device, rounds):
-    """{"tilemoe_ms", "linear_ms", "ratio"}: a number for each round."""
+    """Return {"tilemoe_ms", "linear_ms", "ratio"}: a number per round."""
     import tilemoe
 
     torch.manual_seed(0)
@@ -50,7 +50,7 @@ def compare(T, d, E, dtype, clock, device, rounds):
     for name, call in calls.items():
         got = [call() for _ in range(WARM_UP)][-1][:64].double()
         if not (got - exact).abs().amax() <= 2.0**-6 * exact.abs().amax():
-            raise ValueError(f"{name}: wrong logits")
+            raise ValueError(f"{name}: the logits differ from the reference")
     samples = {name: [] for name in (*calls, "ratio")}
     for _ in range(rounds):
         times = {}
@@ -80,27 +80,33 @@ def measure(layers, tokens, device, rounds):
 
 
 def main(argv=None):
-    """Run the command line."""
+    """Run the command line.
+
+    Args:
+        argv: Arguments of the command.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tilemoe.bench.router", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     names = [*LAYERS["cuda"], *LAYERS["cpu"]]
-    parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"of {', '.join(names)}")
+    parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"Layers: {', '.join(names)}")
     parser.add_argument("--tokens", nargs="+", type=int, metavar="T",
-        help="default: the layer's, and 1, 64, 512")  # fmt: skip
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if torch finds a GPU")
+        help="Token counts; default: the layer's, and 1, 64, 512")  # fmt: skip
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="Device; default: cuda if torch finds a GPU"
+    )
     parser.add_argument("--rounds", type=int, default=30, help="default: 30")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write a results file")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="Write a results file")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.layers if name not in names]:
-        parser.error(f"unknown layer {unknown[0]}, expected one of {', '.join(names)}")
+        parser.error(f"layer must be one of {', '.join(names)}, got {unknown[0]}")
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     measurements = []
     for one in measure(args.layers or DEFAULT, args.tokens, device, args.rounds):
         measurements.append(one)
         print(json.dumps(dataclasses.asdict(one)), flush=True)
-        if args.json:  # after each, for a run that is cut off
+        if args.json:  # after each layer, for an interrupted run
             records.write(args.json, measurements)
     return 0
 

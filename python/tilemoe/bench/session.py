@@ -1,4 +1,4 @@
-"""A case: which peers run it, each in its own process, interleaved rounds, and the results."""
+"""Run a case: each peer in a separate process, interleaved rounds, and the results."""
 
 import contextlib
 import dataclasses
@@ -20,33 +20,42 @@ from .measure import LeftOut
 from .peers import TileMoE
 from .records import Measurement, quartiles
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]  # the package's folder, for its own workers
-COMPILE_AT_ONCE = 4  # each holds a layer's weights and gradients
-COMPILE_TOKENS = 1024  # tiles are chosen by time, for each T: not while others disturb it
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # the package's folder, for its workers
+COMPILE_AT_ONCE = 4  # each process has a layer's weights and gradients
+COMPILE_TOKENS = 1024  # tiles are chosen by time, for each T: not while others compile
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How peers are measured. places: {peer: Place} of those that another Python or another folder
-    of packages runs. options: of tilemoe.moe, for the peer tilemoe. cache: a folder."""
+    """How peers are measured.
+
+    Attributes:
+        places: {peer: Place} of peers in another Python or another folder of packages.
+        options: Options of tilemoe.moe, for the peer tilemoe.
+        cache: Folder of compiled kernels.
+        timeout: Seconds for one answer.
+        variables: Environment variables of the peer tilemoe.
+    """
 
     passes: str = "both"
     rounds: int = 15
-    timeout: float = 900.0  # seconds of one answer
+    timeout: float = 900.0
     threads: int = 0
     host: bool = False
     kernels: bool = False
     graph: bool = False
     options: dict = dataclasses.field(default_factory=dict)
-    variables: dict = dataclasses.field(default_factory=dict)  # of the peer tilemoe
+    variables: dict = dataclasses.field(default_factory=dict)
     places: dict = dataclasses.field(default_factory=dict)
     cache: pathlib.Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The Python of a peer's process, and a folder of packages before its own (`pip install
-    --target`), which hides this process's TileMoE."""
+    """Python of a peer's process, and a folder of packages before its own.
+
+    The folder (`pip install --target`) hides this process's TileMoE.
+    """
 
     python: str = sys.executable
     packages: pathlib.Path | None = None
@@ -54,7 +63,7 @@ class Place:
     def environment(self):
         if self.packages is None:
             return dict(os.environ)
-        # CuTe's DSL has its modules a level deeper, which pip records in a .pth file.
+        # The modules of CuTe's DSL are in a subfolder, which pip lists in a .pth file.
         deeper = self.packages / "nvidia_cutlass_dsl" / "python_packages"
         path = [str(folder.resolve()) for folder in (self.packages, deeper) if folder.is_dir()]
         others = {k: v for k, v in os.environ.items() if k != "TILEMOE_LIBRARY_DIR"}
@@ -62,7 +71,7 @@ class Place:
 
 
 def cache_variables(folder):
-    """Where quack keeps its kernels and the tiles it chose, and Triton and torch.compile theirs."""
+    """Return the cache folders of quack's kernels and tiles, Triton and torch.compile."""
     if folder is None:
         return {}
     names = {"QUACK_CACHE_DIR": "quack", "CUTE_DSL_CACHE_DIR": "cute", "TRITON_CACHE_DIR": "triton",
@@ -72,7 +81,7 @@ def cache_variables(folder):
 
 
 class Worker:
-    """A peer's process. It starts immediately and answers one command at a time."""
+    """Process of a peer. It starts immediately and answers one command at a time."""
 
     def __init__(self, peer, case, settings):
         self.peer, self.timeout, self.rounds = peer, settings.timeout, []
@@ -99,14 +108,16 @@ class Worker:
         self.answers.put(None)
 
     def request(self, command):
-        """The answer to a command. LeftOut, and the process is ended, if there is none in time."""
+        """Return the answer to a command; after the timeout end the process and raise LeftOut."""
         try:
             self.process.stdin.write(command + "\n")
             self.process.stdin.flush()
             answer = self.answers.get(timeout=self.timeout)
         except queue.Empty:
             self.close()
-            raise LeftOut(f"no answer to {command!r} in {self.timeout:.0f} s (--timeout)") from None
+            raise LeftOut(
+                f"no answer to {command!r} within {self.timeout:.0f} s (--timeout)"
+            ) from None
         except OSError:
             answer = None
         if answer is None:
@@ -120,7 +131,7 @@ class Worker:
         return answer
 
     def close(self):
-        """End the process with those that it started, compilers for example."""
+        """End the process and the processes that it started, for example compilers."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -130,8 +141,13 @@ class Worker:
 
 @dataclasses.dataclass
 class Result:
-    """measurements: TileMoE's first; kernels: {peer: [[pass, kernel, calls, us]]}; left_out: {peer:
-    reason}."""
+    """Results of a case.
+
+    Attributes:
+        measurements: TileMoE's first.
+        kernels: {peer: [[pass, kernel, calls, us]]}.
+        left_out: {peer: reason}.
+    """
 
     case: object
     measurements: list
@@ -140,29 +156,40 @@ class Result:
 
 
 def run(case, peers, settings, say=lambda line: None, start=Worker):
-    """Measure a case. peers: classes, TileMoE first; LeftOut if TileMoE cannot run."""
+    """Measure a case.
+
+    Args:
+        case: The case.
+        peers: Classes, TileMoE first.
+        settings: How peers are measured.
+        say: Function that prints progress.
+        start: Function that starts a worker.
+
+    Raises:
+        LeftOut: TileMoE cannot run.
+    """
     workers, left_out = [start(peer, case, settings) for peer in peers], {}
     living = list(workers)
 
     def request(worker, command):
-        """The answer; or None, and the worker is left out."""
+        """Return the answer; or None, and the worker is skipped."""
         try:
             return worker.request(command)
         except LeftOut as reason:
             if worker.peer is TileMoE:
                 raise LeftOut(f"{worker.peer.name}: {reason}") from reason
-            say(f"{case.name}: {worker.peer.name} is left out: {reason}")
+            say(f"{case.name}: skip {worker.peer.name}: {reason}")
             left_out[worker.peer.name] = str(reason)
             living.remove(worker)
 
     try:
         for worker in workers:
-            say(f"{case.name}: preparing {worker.peer.name}")
+            say(f"{case.name}: prepare {worker.peer.name}")
             request(worker, "prepare")
         began = time.monotonic()
         for index in range(settings.rounds):
-            # Each is first as often; the others in random order, since the clock of a GPU at its
-            # power limit depends on what ran before.
+            # Each peer is first equally often; the others run in random order, because the clock
+            # of a GPU at its power limit depends on the previous work.
             first = living[index % len(living)]
             others = [worker for worker in living if worker is not first]
             for worker in [first, *random.Random(index).sample(others, len(others))]:
@@ -173,7 +200,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
             if index == 0 and settings.rounds > 1:
                 left = (time.monotonic() - began) * (settings.rounds - 1)
                 rest = settings.rounds - 1
-                say(f"{case.name}: about {duration(left)} for the other {rest} rounds")
+                say(f"{case.name}: about {duration(left)} for the remaining {rest} rounds")
         answers = {w.peer.name: answer for w in list(living) if (answer := request(w, "finish"))}
     finally:
         for worker in workers:
@@ -191,7 +218,7 @@ def run(case, peers, settings, say=lambda line: None, start=Worker):
 
 
 def total_ms(times):
-    """The time of all passes of a round."""
+    """Return the time of all passes of a round."""
     return sum(ms for key, ms in times.items() if key in ("forward_ms", "backward_ms"))
 
 
@@ -219,15 +246,22 @@ def _measurement(case, settings, worker, answer, ours):
 
 
 def duration(seconds):
-    """ "40 s", "3 min" """
+    """Return a duration such as "40 s" or "3 min"."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def compile_ahead(cases, peers, settings, say):
-    """Let each peer compile into the cache what the cases need, several cases at once; no times.
+    """Compile each peer's kernels for the cases into the cache, several cases at once; no times.
 
-    sonic-moe's GEMMs do not depend on a layer's sizes: its first case compiles all of them, with as
-    many processes as quack starts, and the other cases their router's and Triton's kernels.
+    sonic-moe's GEMMs do not depend on a layer's sizes: its first case compiles all of them, with
+    the processes that quack starts, and the other cases compile their router's and Triton's
+    kernels.
+
+    Args:
+        cases: The cases.
+        peers: Classes of peers.
+        settings: How peers are measured.
+        say: Function that prints progress.
     """
 
     def one(peer, case):
@@ -237,12 +271,12 @@ def compile_ahead(cases, peers, settings, say):
             worker.request("prepare")
             say(f"{case.name}: {peer.name} compiled, {time.monotonic() - began:.0f} s")
         except LeftOut as reason:
-            say(f"{case.name}: {peer.name} is left out: {reason}")
+            say(f"{case.name}: skip {peer.name}: {reason}")
         finally:
             worker.close()
 
     os.environ.setdefault("QUACK_COMPILE_WORKERS", str(os.cpu_count()))
-    cases = sorted(cases, key=lambda case: case.E * case.d * case.n)  # the smallest is the first
+    cases = sorted(cases, key=lambda case: case.E * case.d * case.n)  # smallest first
     for peer in peers:
         one(peer, cases[0])
         with ThreadPoolExecutor(COMPILE_AT_ONCE) as pool:

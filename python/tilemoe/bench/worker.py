@@ -1,6 +1,8 @@
-"""One peer in its own process: `python worker.py JOB`, in any Python that has torch and the peer.
-Each line of standard input is a command, "prepare", "round" or "finish"; each answer is a line of
-JSON. What libraries print goes to standard error."""
+"""Run one peer in a separate process: `python worker.py JOB`.
+
+The Python has torch and the peer. Each line of standard input is a command, "prepare", "round" or
+"finish"; each answer is a line of JSON. Output of libraries goes to standard error.
+"""
 
 import importlib.util
 import json
@@ -12,7 +14,7 @@ PACKAGE = "tilemoe_bench"
 
 
 def load_package():
-    """This folder as a package of its own, which needs no tilemoe."""
+    """Load this folder as a separate package, which does not require tilemoe."""
     folder = pathlib.Path(__file__).resolve().parent
     spec = importlib.util.spec_from_file_location(
         PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -37,9 +39,11 @@ def answers(job, commands):
 
 
 def main():
-    sys.path.pop(0)  # this folder, whose file names are no modules
+    sys.path.pop(0)  # this folder, whose file names are not module names
     job = json.loads(sys.argv[1])
-    if job["root"] and job["root"] not in sys.path:  # of the tilemoe that started this
+    if (
+        job["root"] and job["root"] not in sys.path
+    ):  # folder of the tilemoe that started this process
         sys.path.insert(0, job["root"])
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

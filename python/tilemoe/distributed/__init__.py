@@ -1,2 +1,5 @@
-"""Experts spread over ranks: the ranks and what travels between them (team.py, pull.py), the layer
-(layer.py), its time and memory (cost.py), and parameters on a mesh (dtensor.py)."""
+"""Shard experts over ranks.
+
+team.py and pull.py have the ranks and their communication, layer.py the layer, cost.py its time and
+memory, and dtensor.py the parameters on a mesh.
+"""

@@ -1,7 +1,8 @@
-"""DTensors at the module's border: the operators take plain tensors, so a DTensor's local part goes
-in and the results are wrapped again.
+"""Convert DTensors at the module's boundary.
 
-FSDP-2 needs none of this: inside `fully_shard` the module sees plain, gathered parameters.
+The operators compute with plain tensors, so they receive the local part of a DTensor, and their
+results are wrapped again. FSDP-2 does not need this: inside `fully_shard` the module has plain,
+gathered parameters.
 """
 
 from typing import TYPE_CHECKING, TypeGuard
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor; torch.distributed.tensor is imported only if it may be one."""
+    """Return whether it is a DTensor; import torch.distributed.tensor only if it may be one."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return False
     from torch.distributed.tensor import DTensor
@@ -22,8 +23,11 @@ def is_dtensor(tensor: torch.Tensor) -> "TypeGuard[DTensor]":
 
 
 class Spread:
-    """The placement of the tokens of a DTensor x (..., d) on its mesh: on each axis every rank has
-    the same tokens (`Replicate`) or its own (`Shard` of a dimension before the last)."""
+    """Placement of the tokens of a DTensor x (..., d) on its mesh.
+
+    On each axis every rank has the same tokens (`Replicate`) or different ones (`Shard` of a
+    dimension before the last).
+    """
 
     def __init__(self, x):
         from torch.distributed.tensor import Partial, Replicate
@@ -35,44 +39,45 @@ class Spread:
             )
             if not whole_rows:
                 raise ValueError(
-                    f"tilemoe: x has placements {self.placements}: a token's {x.shape[-1]} values "
-                    "must be on one rank: redistribute x to Replicate() or Shard() of its tokens"
+                    f"x has placements {self.placements}, but all {x.shape[-1]} values of "
+                    "a token must be on one rank; redistribute x to Replicate() or to "
+                    "Shard() of a dimension before the last"
                 )
         self._sum = tuple(
             Partial() if placement.is_shard() else Replicate() for placement in self.placements
         )
         self._whole = tuple(Replicate() for _ in self.placements)
-        self.parts = 1  # ranks among which the tokens are divided
+        self.parts = 1  # ranks with different tokens
         for axis, placement in enumerate(self.placements):
             if placement.is_shard():
                 self.parts *= self.mesh.size(axis)
 
     def parameter(self, name, tensor):
-        """The whole parameter as a plain tensor. If ranks have different tokens, its gradient is
-        the sum of the ranks' gradients."""
+        """Return the whole parameter as a plain tensor.
+
+        If ranks have different tokens, its gradient is the sum of the ranks' gradients.
+        """
         if tensor is None or not is_dtensor(tensor):
             return tensor
         if tensor.device_mesh != self.mesh:
             raise ValueError(
-                f"tilemoe: {name} is on {tensor.device_mesh} and x on {self.mesh}, expected one "
-                "mesh"
+                f"expected one mesh: {name} is on {tensor.device_mesh}, x is on {self.mesh}"
             )
         return tensor.redistribute(placements=self._whole).to_local(grad_placements=self._sum)
 
     def local_like_x(self, name, tensor):
-        """This rank's part of a DTensor whose placements, except of the last dimension, are x's."""
+        """Return this rank's part of a DTensor with x's placements (last dimension excepted)."""
         if not is_dtensor(tensor) or (tensor.device_mesh, tensor.placements) != (
             self.mesh,
             self.placements,
         ):
             raise ValueError(
-                f"tilemoe: x is a DTensor with placements {self.placements}: {name} must be one "
-                "with the same, on the same mesh"
+                f"{name} must be a DTensor with x's placements {self.placements} on x's mesh"
             )
         return tensor.to_local()
 
     def output(self, local):
-        """A rank's rows (..., width) as a DTensor with x's placements."""
+        """Return a rank's rows (..., width) as a DTensor with x's placements."""
         from torch.distributed.tensor import DTensor
 
         shape = torch.Size((*self.shape[:-1], local.shape[-1]))
@@ -86,38 +91,36 @@ class Spread:
         )
 
     def mean(self, local):
-        """The mean of the ranks' scalars, as a DTensor still to be summed."""
+        """Return the mean of the ranks' scalars, as a DTensor with a pending sum."""
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(local / self.parts, self.mesh, self._sum, run_check=False)
 
     def total(self, local):
-        """The sum of the ranks' counts, as a DTensor still to be summed."""
+        """Return the sum of the ranks' counts, as a DTensor with a pending sum."""
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(local, self.mesh, self._sum, run_check=False)
 
 
 class OnMesh:
-    """Parameters (E, ...) whose experts are spread over a mesh of one dimension: rank r has
-    E / ranks experts, from r * E / ranks on. If fully_shard shards them over another mesh, it
-    gathers them before they are used."""
+    """Parameters (E, ...) whose experts are sharded over a mesh of one dimension.
+
+    Rank r has the E / ranks experts from r * E / ranks on. If fully_shard shards them over another
+    mesh, it gathers them before they are used.
+    """
 
     def __init__(self, mesh, E, gradients):
         if mesh.ndim != 1:
             raise ValueError(
-                f"tilemoe: expert_mesh has {mesh.ndim} dimensions, expected one: give it one "
-                "dimension of the mesh by its name"
+                f"expert_mesh must have one dimension, got {mesh.ndim}; pass one dimension "
+                "by its name, for example mesh['ep']"
             )
         self.mesh, self.size = mesh, mesh.size()
         if E % self.size:
-            raise ValueError(
-                f"tilemoe: E is {E}, which is no multiple of expert_mesh's {self.size} ranks"
-            )
+            raise ValueError(f"E must be a multiple of expert_mesh's {self.size} ranks, got {E}")
         if gradients not in ("mean", "sum"):
-            raise ValueError(
-                f"tilemoe: expert_gradients is {gradients!r}, expected one of mean, sum"
-            )
+            raise ValueError(f"expert_gradients must be 'mean' or 'sum', got {gradients!r}")
         self._factor = 1 / self.size if gradients == "mean" else 1
 
     def empty(self, E, *shape, **how):
@@ -128,8 +131,11 @@ class OnMesh:
         return DTensor.from_local(local, self.mesh, [Shard(0)], run_check=False)
 
     def uniform_(self, parameter, low, high):
-        """Every rank draws the values of all experts and keeps its own, so that ranks with the same
-        seed have different experts, and no number of ranks changes what a CPU draws."""
+        """Draw the values of all experts on every rank and keep the rank's own.
+
+        Ranks with the same seed then have different experts, and the values on a CPU do not depend
+        on the number of ranks.
+        """
         with torch.no_grad():
             if not is_dtensor(parameter) or parameter.device_mesh != self.mesh:
                 return torch.nn.init.uniform_(parameter, low, high)  # also under fully_shard
@@ -143,14 +149,13 @@ class OnMesh:
         return parameter
 
     def own(self, name, parameter):
-        """This rank's experts as a plain tensor, whose gradient is the sum over the ranks' tokens,
-        or their mean."""
+        """Return this rank's experts as a plain tensor with the summed or averaged gradient."""
         if parameter is None:
             return None
         if not is_dtensor(parameter) or parameter.device_mesh != self.mesh:
             raise ValueError(
-                f"tilemoe: {name} is no DTensor on the expert mesh: under fully_shard call the "
-                "module that it wraps, and load state dicts by torch.distributed.checkpoint"
+                f"{name} must be a DTensor on the expert mesh; under fully_shard call the "
+                "wrapped module, and load state dicts with torch.distributed.checkpoint"
             )
         from .team import gradient_scaled
 
@@ -158,15 +163,15 @@ class OnMesh:
 
 
 def local_bfloat16(parameter):
-    """This rank's part in bfloat16, the type of torchtitan's GEMMs."""
+    """Return this rank's part in bfloat16, the dtype of torchtitan's GEMMs."""
     return (parameter.to_local() if is_dtensor(parameter) else parameter).bfloat16()
 
 
 def plain(name, tensor):
-    """The parameter if x is no DTensor; it must not be a DTensor either."""
+    """Return the parameter, which must not be a DTensor if x is not a DTensor."""
     if tensor is not None and is_dtensor(tensor):
         raise ValueError(
-            f"tilemoe: {name} is a DTensor and x is not: make x a DTensor, whose placements define "
-            "the tokens of a rank, or shard the module by fully_shard"
+            f"{name} is a DTensor, but x is not; pass x as a DTensor, or shard the module "
+            "with fully_shard"
         )
     return tensor

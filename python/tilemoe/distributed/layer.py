@@ -1,5 +1,7 @@
-"""One call of a layer whose experts are spread over ranks: the choice of every rank's tokens, the
-rows that travel, and the sums that travel back."""
+"""Compute one call of a layer whose experts are sharded over ranks.
+
+A call exchanges the choice of every rank's tokens, the rows and the sums.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def team_of(
     group: dist.ProcessGroup, x: Tensor, options: Options, rank_tokens: RankTokens,
     sizes: tuple[int, int, int, int], rounds: bool,
 ) -> Team:  # fmt: skip
-    """The team of a call with x (t, d), in a layer of these d, n, E and K."""
+    """Return the team of a call with x (t, d), in a layer of these d, n, E and K."""
     way = Way(1, False)
     if not rounds:
         T = max_tokens(x.shape[0], rank_tokens)
@@ -53,24 +55,26 @@ def team_of(
 
 
 class _Chosen(NamedTuple):
-    """The experts of this rank's tokens."""
+    """Experts of this rank's tokens."""
 
     scores: Tensor  # (t, K)
     ids: Tensor  # (t, K)
     counts: Tensor  # (E) int32
-    distinct: bool  # no expert twice for a token
+    distinct: bool  # no token has an expert twice
 
 
 def start(x: Tensor, team: Team) -> Arrival | None:
-    """Sends the first chunk of x (t, d) to every rank, in autocast's dtype, before the experts are
-    chosen. None with "pull", in which the chosen experts determine the rows to send."""
+    """Send the first chunk of x (t, d) to every rank, in autocast's dtype, before the choice.
+
+    Return None with "pull", because the chosen experts determine the rows to send.
+    """
     if team.pulls:
         return None
     return Arrival(team, x.detach().to(autocast_dtype(x.device) or x.dtype), 0)
 
 
 class OfTeam(NamedTuple):
-    """The choice of all ranks' tokens."""
+    """Choice of all ranks' tokens."""
 
     counts: Tensor  # (E) int32, before rounding
     tokens: Tensor  # () int32
@@ -89,9 +93,12 @@ def computed(
     counter: tuple[Counter | None, Counter | None],
     rounds: bool,
 ) -> tuple[Tensor, Aux, OfTeam]:
-    """x (t, d), logits (t, E), or with ids scores (t, K), of this rank's tokens; its rows on their
-    way -> O (t, d), its Aux, and what all ranks chose. rounds: under the rounding of the options,
-    with the seed and the offset of `counter`."""
+    """Compute O (t, d), its Aux and the choice of all ranks from x (t, d) of this rank.
+
+    The router's tensor is logits (t, E), or scores (t, K) with ids. The rows of x are already in
+    transfer. With `rounds` the options' token rounding applies, with the seed and offset of
+    `counter`.
+    """
     if rounds:
         _calls.refuse_bias(selection_bias)
         return _rounded(x, router, layer, addend, team, counter)
@@ -111,7 +118,7 @@ def _routed(
     team: Team,
     arrival: Arrival | None,
 ) -> tuple[Tensor, Aux, OfTeam]:
-    """x (t, d) -> O (t, d), its Aux, and what all ranks chose."""
+    """Compute O (t, d), its Aux and the choice of all ranks from x (t, d) and chosen experts."""
     K, E_local = chosen.ids.shape[1], _calls.experts_in(layer.weights[0])
     E = E_local * team.size
     ids, scores, counts, tokens = _gather_choice(chosen, team)
@@ -134,7 +141,7 @@ def _routed(
         rows, scores, own_ids, E_local, layer, None, places_here, "drop", False, comm,
         team.token_cuts if team.chunks > 1 else None,
     )  # fmt: skip
-    del rows  # before as many rows of results are allocated
+    del rows  # before the results of the same size are allocated
     out = _back(parts, addend, comm.travel, layer.options, capacity < max_pairs, overflow)
     here = (chosen.ids >= 0) & (chosen.ids < E)
     none = torch.zeros_like(overflow)
@@ -151,13 +158,16 @@ def _routed(
 
 
 def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """ids (N, K), scores (N, K) float32 with their gradient, counts (ranks, E) and tokens () of all
-    ranks, in one collective. Empty rows have id -1."""
+    """Gather the choice of all ranks in one collective.
+
+    Return ids (N, K), scores (N, K) in float32 with their gradient, counts (ranks, E) and tokens
+    (). Empty rows have id -1.
+    """
     K, size = chosen.ids.shape[1], team.rows * chosen.ids.shape[1]
     own_scores = chosen.scores.float()
     own = chosen.ids.new_empty(2 * size + chosen.counts.shape[0] + 1, dtype=torch.int32)
     pairs, used = own[: 2 * size].view(2, team.rows, K), team.t
-    # int64 ids outside int32 would become others: all outside are -1.
+    # int64 ids outside int32 would change: all outside become -1.
     E = chosen.counts.shape[0]
     pairs[0, :used] = torch.where((chosen.ids >= 0) & (chosen.ids < E), chosen.ids, -1)
     pairs[0, used:] = -1
@@ -175,8 +185,10 @@ def _gather_choice(chosen: _Chosen, team: Team) -> tuple[Tensor, Tensor, Tensor,
 def _rows(
     x: Tensor, team: Team, options: Options, arrival: Arrival | None, pull: Pull | None = None
 ) -> tuple[Tensor, _travel.Comm]:
-    """All ranks' rows (N, d), or a Pull's (C, d); and the communication that gets them again in
-    backward and sends their gradient back."""
+    """Return the rows of all ranks (N, d), or a Pull's (C, d), and their communication.
+
+    The communication gathers the rows again in backward and sends their gradient back.
+    """
     own = x.to(autocast_dtype(x.device) or x.dtype)
     way = team if pull is None else pull
     travel = Travel(way, options.keep_gathered, options.overlap)
@@ -206,11 +218,13 @@ def _rounded(
     team: Team,
     counter: tuple[Counter | None, Counter | None],
 ) -> tuple[Tensor, Aux, OfTeam]:
-    """The same under token rounding, of all ranks' tokens: each rank rounds all of them alike, from
-    the same logits. counter: seed and offset."""
+    """Compute `computed` with token rounding of all ranks' tokens.
+
+    Each rank rounds all tokens in the same way, from the same logits. counter: seed and offset.
+    """
     if team.counts is None:
         raise ValueError(
-            "tilemoe: rounding needs the tokens of each rank, but rank_tokens is only their maximum"
+            "token rounding requires the tokens of each rank, but rank_tokens is only their maximum"
         )
     arrival = start(x, team)
     tokens, E_local = sum(team.counts), _calls.experts_in(layer.weights[0])
@@ -233,7 +247,7 @@ def _rounded(
     here = pairs.tokens.shape[0]
     parts = _calls.of_routing(rows, scores, routing_here, layer, None, here, rule, comm)
     del rows
-    of_ranks = offsets[:: E_local].diff()  # pairs of each rank's experts
+    of_ranks = offsets[::E_local].diff()  # pairs of each rank's experts
     overflow = (of_ranks - capacity).clamp(min=0).sum(dtype=torch.int32)
     out = _back(parts, addend, comm.travel, layer.options, capacity < max_pairs, overflow)
     aux = _aux_of_rounded(routing, offsets, ids, chosen, E, max_pairs, team, overflow)
@@ -242,15 +256,15 @@ def _rounded(
 
 
 class _Pairs(NamedTuple):
-    """Sorted by token, places that are not in use last, with token N."""
+    """Pairs sorted by token; unused places are last and have token N."""
 
     tokens: Tensor  # (capacity) int32
-    experts: Tensor  # (capacity) int32, of this rank's
+    experts: Tensor  # (capacity) int32, experts of this rank
     scores: Tensor  # (capacity) float32
 
 
 def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
-    """The pairs of this rank's experts, from a rounded routing of all tokens with `rows` rows."""
+    """Return the pairs of this rank's experts, from a rounded routing of all tokens."""
     sizes = (ROUNDED, sum(team.counts), E, rows)
     row_score, row_token = (array_of(name, routing, *sizes) for name in ("row_score", "row_token"))
     first = team.rank * E_local
@@ -271,7 +285,7 @@ def _own_pairs(routing, offsets, E, E_local, rows, capacity, team):
 
 
 def _aux_of_rounded(routing, offsets, ids, scores, E, rows, team, overflow):
-    """The Aux of this rank's tokens, which chose ids (t, K) with these scores."""
+    """Return the Aux of this rank's tokens, which chose ids (t, K) with these scores."""
     row_token = array_of("row_token", routing, ROUNDED, sum(team.counts), E, rows)
     row = torch.arange(rows, device=routing.device)
     own_first = sum(team.counts[: team.rank])

@@ -1,9 +1,11 @@
-"""The deduplicated transfer between the ranks of a layer: a rank gets only the rows of the tokens
-that chose one of its experts, and a token's rank the partial sums of the ranks with such an expert.
+"""Transfer each row only to the ranks that need it.
 
-On GPUs a rank reads these rows from the ranks that have them, in symmetric memory: no shape depends
-on the routing, and the host never waits. On the CPU the rows are sent by a collective whose sizes
-the host computes from the routing. The rows, and so all bits, are the same."""
+A rank receives only the rows of the tokens that chose one of its experts, and a token's rank
+receives the partial sums of the ranks with such an expert. On GPUs a rank reads these rows from the
+symmetric memory of other ranks: no shape depends on the routing, and the host never waits. On the
+CPU a collective sends the rows; the host computes its sizes from the routing. The rows, and so all
+bits, are the same.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ _ops = _library.operators
 
 
 class Pull:
-    """The transfer of one call. The tokens that this rank needs, of N tokens of all ranks, are
-    packed in their order into C rows; tokens past C are left out. A rank with a capacity of C pairs
-    needs no more rows.
+    """Transfer of one call.
 
-    ids (N, K) int32, of all E experts; capacity: maximum of C, the same on every rank."""
+    The tokens that this rank needs, among the N tokens of all ranks, are packed in their order into
+    C rows; tokens past C are skipped. A rank with a capacity of C pairs needs at most C rows. ids
+    (N, K) int32 name the experts among all E; capacity is the maximum of C, the same on every rank.
+    """
 
     chunks = 1
 
@@ -37,35 +40,35 @@ class Pull:
         of_rank = torch.where(ids < 0, R, ids // E_local).long()
         needs = torch.zeros(N, R + 1, dtype=torch.bool, device=ids.device)
         needs = needs.scatter_(1, of_rank, True)[:, :R]
-        place = needs.cumsum(0, dtype=torch.int32) - 1  # (N, R): in that rank's rows
+        place = needs.cumsum(0, dtype=torch.int32) - 1  # (N, R): in the rows of that rank
         there = needs & (place < rows)
         at = torch.where(there[:, team.rank], place[:, team.rank], rows).long()
         token = torch.arange(N, dtype=torch.int32, device=ids.device)
         self.team, self.rows = team, rows
-        # (C) int32: the token of each row of this rank; N: none.
+        # (C) int32: token of each row of this rank; N: none.
         self.tokens = token.new_full((rows + 1,), N).scatter_(0, at, token)[:rows]
-        # (t, R) int32: the row of each of this rank's tokens on every rank, numbered over all
-        # ranks; -1: none.
+        # (t, R) int32: row of each of this rank's tokens on every rank, numbered over all ranks;
+        # -1: none.
         own = slice(team.rank * team.rows, team.rank * team.rows + team.t)
         first = rows * torch.arange(R, dtype=torch.int32, device=ids.device)
         self.places = torch.where(there[own], place[own] + first, -1)
 
     def ids_of_rows(self, ids: Tensor) -> Tensor:
-        """(N, K) -> (C, K), -1 for rows without a token."""
+        """Select ids (N, K) -> (C, K), -1 for rows without a token."""
         return _with_last(ids, -1).index_select(0, self.tokens.long())
 
     def scores_of_rows(self, scores: Tensor) -> Tensor:
-        """(N, K) -> (C, K), differentiable."""
+        """Select scores (N, K) -> (C, K), differentiable."""
         return _ScoresOfRows.apply(scores, self.tokens)
 
     def start(self, own: Tensor) -> PulledRows:
-        """own (t, d) -> what will be (C, d), rows without a token zero."""
+        """Start to pull (C, d) from own (t, d); rows without a token are zero."""
         own = own.detach().contiguous()
         rows = own.new_empty(self.rows, own.shape[1])
         return PulledRows(rows, self._transport(own).spread(self, own, rows))
 
     def depart(self, parts: Tensor) -> PulledSums:
-        """parts (C, d): this rank's results for its rows."""
+        """Send parts (C, d), this rank's results for its rows."""
         return PulledSums(self, parts)
 
     def collect(self, parts: Tensor, addend: Tensor | None, out: Tensor) -> Any:
@@ -94,7 +97,7 @@ class _ScoresOfRows(torch.autograd.Function):
 
 
 class PulledRows:
-    """The counterpart of team.Arrival for pulled rows."""
+    """Counterpart of team.Arrival for pulled rows."""
 
     def __init__(self, rows: Tensor, underway: Any) -> None:
         self.rows, self._underway = rows, underway
@@ -102,12 +105,12 @@ class PulledRows:
     def wait(self) -> Tensor:
         self._underway.wait()
         rows = self.rows
-        del self.rows, self._underway  # the caller's reference alone keeps the rows alive
+        del self.rows, self._underway  # only the caller's reference keeps the rows
         return rows
 
 
 class PulledSums:
-    """The counterpart of team.Departure for pulled rows."""
+    """Counterpart of team.Departure for pulled rows."""
 
     def __init__(self, pull: Pull, parts: Tensor) -> None:
         self._pull, self._parts = pull, parts
@@ -123,7 +126,7 @@ class PulledSums:
         return self
 
     def sum(self, addend: Tensor | None = None) -> Tensor:
-        """(t, d): the sums of this rank's tokens, with the addend unless they have left already."""
+        """Return (t, d): the sums of this rank's tokens, with the addend unless already sent."""
         if self._left is None:
             self.leave(addend)
         assert self._left is not None
@@ -136,7 +139,7 @@ class PulledSums:
 def _sum_rows(
     sources: list[int], source_rows: int, places: Tensor, addend: Tensor | None, out: Tensor
 ) -> None:
-    """out_i = addend_i + the sum of the rows that `places` names, of arrays at these addresses."""
+    """Compute out_i = addend_i + the sum of the rows that `places` names, by address."""
     if source_rows == 0:
         out.zero_() if addend is None else out.copy_(addend)
         return
@@ -153,7 +156,7 @@ class _Done:
 
 
 class _Collectives:
-    """Sends rows to the ranks that need them."""
+    """Collectives that send rows to the ranks that need them."""
 
     def spread(self, pull: Pull, own: Tensor, rows: Tensor) -> _Done:
         team = pull.team
@@ -179,7 +182,7 @@ class _Collectives:
 
 
 def _counts_by_rank(pull: Pull) -> list[int]:
-    """The number of this rank's rows that come from each rank."""
+    """Return the number of this rank's rows that come from each rank."""
     team = pull.team
     tokens = pull.tokens[pull.tokens < team.tokens]
     return torch.bincount(tokens // max(team.rows, 1), minlength=team.size).tolist()
@@ -189,17 +192,20 @@ def _counts_by_rank(pull: Pull) -> list[int]:
 
 
 class _Link:
-    """A process's state of a group for all calls: memory that the group's ranks read, and a stream
-    on which exchanges run in the order of the calls, which is the same on all ranks. It has no
-    reference to the group: destroying a group destroys its link."""
+    """State of a process for all calls of a group.
+
+    A link has memory that the group's ranks read, and a stream on which exchanges run in the order
+    of the calls, which is the same on all ranks. It has no reference to the group: destroying a
+    group destroys its link.
+    """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         _private.require("expert parallelism with dispatch='pull' on GPUs")
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self._memory: tuple[Tensor, Any] | None = None  # and its handle
-        # Memory that a captured exchange uses again in each replay: torch does not report when a
-        # graph is destroyed, so the memory lives as long as the link.
+        self._memory: tuple[Tensor, Any] | None = None  # with its handle
+        # Memory that a captured exchange uses in each replay: torch does not report when a graph is
+        # destroyed, so the memory lives as long as the link.
         self._in_graphs: list[tuple[Tensor, Any]] = []
         self._timeout_ms = max(int(_timeout_of(group, device).total_seconds() * 1000), 1)
 
@@ -214,7 +220,7 @@ class _Link:
         self, group: dist.ProcessGroup, own: Tensor, source_rows: int, places: Tensor,
         addend: Tensor | None, out: Tensor,
     ) -> _Underway:  # fmt: skip
-        """Every rank has as many source_rows, of which `own` are the first."""
+        """Exchange rows; every rank has the same number of source_rows, starting with `own`."""
         handle = self._handle(group, max(source_rows * own.shape[1] * own.element_size(), 1))
         # Made before the stream reads anything: if something fails below, the tensors outlive the
         # reads.
@@ -227,17 +233,18 @@ class _Link:
         return underway
 
     def _handle(self, group: dist.ProcessGroup, size: int) -> Any:
-        """The handle of symmetric memory of at least `size` bytes, the same size on every rank."""
+        """Return a handle of at least `size` bytes of symmetric memory, the same on every rank."""
         from torch.distributed import _symmetric_memory as symmetric
 
         captures = torch.cuda.is_current_stream_capturing()
         if self._memory is None or self._memory[0].numel() < size:
             if captures:
                 raise RuntimeError(
-                    "tilemoe: ranks allocate symmetric memory in the first call of a layer with "
-                    "this many tokens, which a CUDA graph cannot capture: call the layer once first"
+                    "the first call of a layer with this many tokens allocates symmetric "
+                    "memory, which a CUDA graph cannot capture; call the layer once "
+                    "before the capture"
                 )
-            torch.cuda.synchronize(self.device)  # no work reads the old memory any more
+            torch.cuda.synchronize(self.device)  # no work reads the old memory afterwards
             self._memory = None
             memory = symmetric.empty(size, dtype=torch.uint8, device=self.device)
             self._memory = memory, symmetric.rendezvous(memory, group)
@@ -247,9 +254,11 @@ class _Link:
 
 
 class _Underway:
-    """Work on `stream`, which waits for the current stream, with tensors of the current stream. The
-    tensors live until `wait`. If nothing calls `wait`, for instance after an exception, the stream
-    on which torch reuses their memory waits when this object is deleted."""
+    """Work on `stream`, which waits for the current stream, with tensors of the current stream.
+
+    The tensors live until `wait`. If nothing calls `wait`, for example after an exception, the
+    stream on which torch reuses their memory waits when this object is deleted.
+    """
 
     def __init__(self, stream: torch.cuda.Stream, tensors: tuple[Tensor | None, ...]) -> None:
         self._stream, self._tensors = stream, tensors
@@ -257,7 +266,7 @@ class _Underway:
         stream.wait_stream(self._home)
 
     def wait(self) -> None:
-        """Makes the current stream wait, not the host."""
+        """Make the current stream wait, not the host."""
         self._home.wait_stream(self._stream)
         current = torch.cuda.current_stream(self._stream.device)
         if current != self._home:
@@ -270,7 +279,7 @@ class _Underway:
 
 
 def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> datetime.timedelta:
-    """The group's timeout, if this torch exposes it; else torch's default."""
+    """Return the group's timeout if this torch has an attribute for it, else torch's default."""
     options = getattr(group._get_backend(device), "options", None)
     return getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
 

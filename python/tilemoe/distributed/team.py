@@ -1,10 +1,11 @@
-"""The ranks that share a layer's experts, and what travels between them: a token's row once to
-every rank, a partial sum of its experts back from each.
+"""Communicate between the ranks that share a layer's experts.
 
-Nothing here waits for the host, and no shape depends on what was chosen: a rank's place in what is
-gathered has as many rows as the rank with the most tokens. In chunks, each is a collective of its
-own: the first of every rank's rows, then the second of every rank's, and so on. Sums of ranks are
-added in float32, in the order of the ranks, so every run has the same bits."""
+A token's row is sent once to every rank, and a partial sum of its experts returns from each. The
+host never waits, and no shape depends on the choice: a rank's place in a gathered tensor has as
+many rows as the rank with the most tokens. In chunks, each chunk is a separate collective: the
+first chunk of every rank's rows, then the second of every rank's, and so on. Sums of ranks are
+added in float32, in the order of the ranks, so every run has the same bits.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +20,16 @@ RankTokens = int | Sequence[int] | None
 
 
 class Team:
-    """The ranks of one call.
+    """Ranks of one call.
 
-    group: the ranks, in the order of their experts; t: this rank's tokens; rank_tokens: those of
-    every rank, or their maximum, or None if each has as many as this one; chunks: the number of
-    chunks in which rows travel, limited to a rank's rows; pulls: rows are pulled (pull.py)."""
+    Attributes:
+        group: Ranks, in the order of their experts.
+        t: Tokens of this rank.
+        rank_tokens: Tokens of every rank, or their maximum, or None if all ranks have the same
+            number.
+        chunks: Number of chunks of the rows, at most a rank's rows.
+        pulls: Rows are pulled (pull.py).
+    """
 
     def __init__(
         self,
@@ -41,14 +47,14 @@ class Team:
         self.rows = max_tokens(t, rank_tokens)
         if t > self.rows:
             raise ValueError(
-                f"tilemoe: rank {self.rank} has {t} tokens, but the maximum in rank_tokens is "
-                f"{self.rows}"
+                f"rank {self.rank} has {t} tokens, expected at most {self.rows}, the "
+                "maximum in rank_tokens"
             )
-        self.cuts = cuts_of(self.rows, chunks)  # of a rank's rows into chunks
+        self.cuts = cuts_of(self.rows, chunks)  # chunks of a rank's rows
 
     @property
     def tokens(self) -> int:
-        """N: tokens in what is gathered, the empty rows of shorter ranks among them."""
+        """Return N, the tokens in gathered tensors, including empty rows of ranks."""
         return self.size * self.rows
 
     @property
@@ -57,26 +63,26 @@ class Team:
 
     @property
     def token_cuts(self) -> list[int]:
-        """The first token of each chunk in the gathered tensor."""
+        """Return the first token of each chunk in the gathered tensor."""
         return [self.size * cut for cut in self.cuts]
 
     def own_rows(self, chunk: int) -> slice:
-        """A chunk's rows among one rank's rows."""
+        """Return a chunk's rows among one rank's rows."""
         return slice(self.cuts[chunk], self.cuts[chunk + 1])
 
     def all_rows(self, chunk: int) -> slice:
-        """The same among those of all ranks."""
+        """Return a chunk's rows among those of all ranks."""
         return slice(self.size * self.cuts[chunk], self.size * self.cuts[chunk + 1])
 
     def by_chunk(self, of_ranks: Tensor) -> Tensor:
-        """(ranks, rows, ...) -> (N, ...), in the order of what is gathered."""
+        """Reorder (ranks, rows, ...) -> (N, ...), the order of gathered tensors."""
         if self.chunks == 1:
             return of_ranks.reshape(self.tokens, *of_ranks.shape[2:])
         parts = [of_ranks[:, self.own_rows(chunk)].flatten(0, 1) for chunk in range(self.chunks)]
         return torch.cat(parts)
 
     def by_rank(self, gathered: Tensor) -> Tensor:
-        """(N, ...) -> (ranks, rows, ...)"""
+        """Reorder (N, ...) -> (ranks, rows, ...)."""
         parts = [
             gathered[self.all_rows(chunk)].unflatten(0, (self.size, -1))
             for chunk in range(self.chunks)
@@ -84,43 +90,46 @@ class Team:
         return parts[0] if self.chunks == 1 else torch.cat(parts, 1)
 
     def start(self, own: Tensor, fill: int = 0) -> Arrival:
-        """own (t, ...) -> what will be (N, ...); empty rows are `fill`."""
+        """Start to gather own (t, ...) -> (N, ...); empty rows are `fill`."""
         return Arrival(self, own.detach(), fill).go_on()
 
     def depart(self, parts: Tensor) -> Departure:
-        """parts (N, d): this rank's part of every token, on their way to the tokens' ranks."""
+        """Send parts (N, d), this rank's part of every token, to the tokens' ranks."""
         return Departure(self, parts)
 
     def gather(self, own: Tensor, fill: int = 0) -> Tensor:
         return self.start(own, fill).wait()
 
     def gather_flat(self, own: Tensor) -> Tensor:
-        """own (length), as long on every rank -> (ranks, length)."""
+        """Gather own (length), equally long on every rank -> (ranks, length)."""
         all_of_them = own.new_empty(self.size, *own.shape)
         dist.all_gather_into_tensor(all_of_them.view(-1), own.contiguous(), group=self.group)
         return all_of_them
 
     def exchange(self, parts: Tensor) -> Tensor:
-        """parts (N, ...), each rank's rows -> (ranks, t, ...): what each rank has of this one's."""
+        """Exchange parts (N, ...) of all ranks' rows -> (ranks, t, ...) of this rank's rows."""
         parts = self.by_rank(parts).contiguous()
         received = torch.empty_like(parts)
         dist.all_to_all_single(received.flatten(0, 1), parts.flatten(0, 1), group=self.group)
         return received[:, : self.t]
 
     def sum_back(self, parts: Tensor, addend: Tensor | None = None) -> Tensor:
-        """parts (N, d): this rank's part of every token -> (t, d): the sum of this rank's tokens'
-        parts and of the addend, added in float32 and rounded once."""
+        """Sum parts (N, d), this rank's part of every token -> (t, d).
+
+        The result is the sum of the parts of this rank's tokens and of the addend, added in float32
+        and rounded once.
+        """
         return self.depart(parts).sum(addend)
 
 
 def cuts_of(rows: int, chunks: int) -> list[int]:
-    """The first row of each chunk, and the end of the last. No chunk is empty unless rows is 0."""
+    """Return the first row of each chunk and the end. No chunk is empty unless rows is 0."""
     chunks = max(min(chunks, rows), 1)
     return [rows * chunk // chunks for chunk in range(chunks + 1)]
 
 
 def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
-    """received (ranks, t, d) -> (t, d): their sum in the order of the ranks, after the addend."""
+    """Sum received (ranks, t, d) -> (t, d) in the order of the ranks, after the addend."""
     first, *rest = received.unbind(0) if addend is None else (addend, *received.unbind(0))
     total = first.to(torch.float32, copy=True)
     for part in rest:
@@ -129,14 +138,14 @@ def total_of(received: Tensor, addend: Tensor | None = None) -> Tensor:
 
 
 def max_tokens(t: int, rank_tokens: RankTokens) -> int:
-    """The maximum tokens of a rank, if this one has t."""
+    """Return the maximum number of tokens of a rank, if this rank has t."""
     if rank_tokens is None:
         return t
     return rank_tokens if isinstance(rank_tokens, int) else max(rank_tokens)
 
 
 def _counts(rank_tokens: RankTokens, t: int, size: int, rank: int) -> tuple[int, ...] | None:
-    """The tokens of every rank, or None if they are not known here."""
+    """Return the tokens of every rank, or None if they are not known here."""
     if rank_tokens is None:
         return (t,) * size
     if isinstance(rank_tokens, int):
@@ -144,18 +153,20 @@ def _counts(rank_tokens: RankTokens, t: int, size: int, rank: int) -> tuple[int,
     counts = tuple(rank_tokens)
     if len(counts) != size or any(not isinstance(c, int) or c < 0 for c in counts):
         raise ValueError(
-            f"tilemoe: rank_tokens is {list(counts)}, expected the tokens of each of {size} ranks"
+            f"rank_tokens must have one number for each of the {size} ranks, got {list(counts)}"
         )
     if counts[rank] != t:
         raise ValueError(
-            f"tilemoe: rank {rank} has {t} tokens, but rank_tokens has {counts[rank]} for it"
+            f"rank {rank} has {t} tokens, but rank_tokens has {counts[rank]} for this rank"
         )
     return counts
 
 
 class Arrival:
-    """Rows on their way, the first chunk of them, and after `go_on` the others: `wait`, once, makes
-    the current stream wait for them, not the host."""
+    """Rows in transfer: the first chunk, and after `go_on` the others.
+
+    `wait`, called once, makes the current stream wait for them, not the host.
+    """
 
     def __init__(self, team: Team, own: Tensor, fill: int) -> None:
         shape = own.shape[1:]
@@ -166,41 +177,41 @@ class Arrival:
         own = own.contiguous()
         rows = own.new_empty((team.tokens, *shape))
         self.team = team
-        self._underway: Any = [], rows, own  # alive until the rows have left
+        self._underway: Any = [], rows, own  # referenced until the rows are sent
         self._start(0)
 
     def _start(self, chunk: int) -> None:
         works, rows, own = self._underway
-        into = rows.detach()  # gloo writes from a thread for which rows may have a history by then
+        into = rows.detach()  # gloo writes from a thread, and rows may already have a history then
         into, own = into[self.team.all_rows(chunk)], own[self.team.own_rows(chunk)]
         group = self.team.group
         works.append(dist.all_gather_into_tensor(into, own, group=group, async_op=True))
 
     def go_on(self) -> Arrival:
-        """Starts the other chunks. Collectives of one group run in the order of their calls."""
+        """Start the other chunks. Collectives of one group run in the order of their calls."""
         for chunk in range(len(self._underway[0]), self.team.chunks):
             self._start(chunk)
         return self
 
     @property
     def rows(self) -> Tensor:
-        """(N, ...), not to be read before `wait`."""
+        """Rows (N, ...), not to be read before `wait`."""
         return self._underway[1]
 
     def wait_chunk(self, chunk: int) -> None:
-        """The same for one chunk's rows; `wait` is still to be called."""
+        """Wait for the rows of one chunk; `wait` must still be called."""
         self._underway[0][chunk].wait()
 
     def wait(self) -> Tensor:
         works, rows, _ = self._underway
         for work in works:
             work.wait()
-        self._underway = None  # the caller's reference alone keeps the rows alive
+        self._underway = None  # only the caller's reference keeps the rows
         return rows
 
 
 class Departure:
-    """Parts (N, d) on their way to the ranks of their tokens, a chunk at a time."""
+    """Parts (N, d) in transfer to the ranks of their tokens, chunk by chunk."""
 
     def __init__(self, team: Team, parts: Tensor) -> None:
         self.team, self._parts = team, parts.contiguous()
@@ -210,21 +221,23 @@ class Departure:
         return self._parts is parts
 
     def send(self) -> None:
-        """Sends the next chunk, which the current stream has computed."""
+        """Send the next chunk, which the current stream has computed."""
         parts = self._parts[self.team.all_rows(len(self._underway))]
         received = torch.empty_like(parts)
         work = dist.all_to_all_single(received, parts, group=self.team.group, async_op=True)
         self._underway.append((work, received))
 
     def leave(self) -> Departure:
-        """Sends the remaining chunks."""
+        """Send the remaining chunks."""
         while len(self._underway) < self.team.chunks:
             self.send()
         return self
 
     def sum(self, addend: Tensor | None = None) -> Tensor:
-        """(t, d): the sum of the ranks' parts of this rank's tokens and the addend, in float32,
-        rounded once. Called at most once."""
+        """Return (t, d): the sum of the ranks' parts of this rank's tokens and the addend.
+
+        The sum is in float32 and rounded once. Called at most once.
+        """
         self.leave()
         underway, self._underway = self._underway, []
         del self._parts
@@ -239,18 +252,22 @@ class Departure:
 
     def _total(self, chunk: int, received: Tensor, addend: Tensor | None) -> Tensor:
         team = self.team
-        own = range(team.t)[team.own_rows(chunk)]  # less the empty rows
+        own = range(team.t)[team.own_rows(chunk)]  # without the empty rows
         of_ranks = received.unflatten(0, (team.size, -1))[:, : len(own)]
         return total_of(of_ranks, None if addend is None else addend[own.start : own.stop])
 
 
 class Travel:
-    """_travel.Travel of a call whose X comes from all ranks. In backward X arrives, and dX leaves,
-    while GEMMs run. In chunks, X and dO arrive during the GEMMs of the chunk before, and O leaves
-    during those of the next chunk.
+    """_travel.Travel of a call whose X comes from all ranks.
 
-    way: the team, or a Pull; kept: forward has kept the rows, and backward does not gather them;
-    overlap: False: in backward all steps run one after another."""
+    In backward X arrives, and dX is sent, while GEMMs run. In chunks, X and dO arrive during the
+    GEMMs of the previous chunk, and O is sent during those of the next chunk.
+
+    Attributes:
+        way: The team, or a Pull.
+        kept: Forward saves the rows, and backward does not gather them.
+        overlap: False: in backward all steps run one after another.
+    """
 
     def __init__(self, way: Any, kept: bool, overlap: bool) -> None:
         self.way, self.kept, self.overlap = way, kept, overlap
@@ -259,7 +276,7 @@ class Travel:
         self._gradient: Any = None
 
     def forward_begins(self, arrival: Any) -> Tensor:
-        """-> X; with chunks, `chunk_arrived` waits for it."""
+        """Return X; with chunks, `chunk_arrived` waits for it."""
         if self.way.chunks == 1:
             return arrival.wait()
         self._arrival = arrival
@@ -277,11 +294,11 @@ class Travel:
         self._departure.send()
 
     def sum_of(self, O: Tensor, addend: Tensor | None) -> Tensor:
-        """(t, d): the sum of O, whose chunks may have left already, and the addend."""
+        """Return (t, d): the sum of O, whose chunks may already be sent, and the addend."""
         return self._departed(O).sum(addend)
 
     def gradient_begins(self, dO: Tensor) -> Tensor:
-        """-> dO of all tokens; with overlapped chunks, `gradient_arrived` waits for it."""
+        """Return dO of all tokens; with overlapped chunks, `gradient_arrived` waits for it."""
         self._gradient = self.way.start(dO)
         rows = self._gradient.rows
         # Anomaly detection reads the results of each node of the graph.
@@ -290,7 +307,7 @@ class Travel:
         return rows
 
     def gradient_arrived(self, chunk: int | None = None) -> None:
-        """Makes the current stream wait for dO, or for a chunk of it."""
+        """Make the current stream wait for dO, or for a chunk of it."""
         if self._gradient is None:
             return
         if chunk is not None:
@@ -318,7 +335,7 @@ class Travel:
             self._departure = self.way.depart(dX).leave()
 
     def sum_back(self, dX: Tensor) -> Tensor:
-        """The same of a dX that may have left already."""
+        """Return the sum of a dX that may already be sent."""
         departure = self._departed(dX)
         del dX
         return departure.sum()
@@ -345,8 +362,11 @@ class _Gathered(torch.autograd.Function):
 
 
 def gathered(own: Tensor, travel: Travel, arrival: Any) -> Tensor:
-    """own (t, d), and its rows on their way -> (N, d), or a Pull's (C, d); with chunks, these rows
-    are still on their way. Backward adds the ranks' parts of a token's gradient."""
+    """Return the gathered rows (N, d), or a Pull's (C, d), of own (t, d).
+
+    With chunks these rows may still be in transfer. Backward adds the ranks' parts of a token's
+    gradient.
+    """
     return _Gathered.apply(own, travel, arrival)
 
 
@@ -358,12 +378,12 @@ class _ScoresOfAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        # A pair's gradient comes from the rank that has its expert; the others' is zero.
+        # The gradient of a pair comes from the rank of its expert; those of other ranks are zero.
         return ctx.team.exchange(gradient).sum(0), None, None
 
 
 def scores_of_all(own: Tensor, team: Team, all_scores: Tensor) -> Tensor:
-    """own (t, K) float32, and all that were gathered (N, K) -> the latter."""
+    """Return the gathered scores (N, K) with a gradient to own (t, K) float32."""
     return _ScoresOfAll.apply(own, team, all_scores)
 
 
@@ -388,8 +408,11 @@ class _ScoresOfPairs(torch.autograd.Function):
 
 
 def scores_of_pairs(own, team, scores, tokens, experts, E_local):
-    """own (t, E) float32: the score of each pair that this rank's tokens could have; scores, tokens
-    and experts (pairs) of this rank's experts, with token N in unused places -> scores."""
+    """Return the scores of pairs with a gradient to own (t, E) float32.
+
+    own: the score of each pair that this rank's tokens could have; scores, tokens and experts
+    (pairs) of this rank's experts, with token N in unused places.
+    """
     return _ScoresOfPairs.apply(own, team, scores, tokens, experts, E_local)
 
 
@@ -409,8 +432,10 @@ class _Returned(torch.autograd.Function):
 def returned(
     parts: Tensor, addend: Tensor | None, travel: Travel, is_spoilt: Tensor | None
 ) -> Tensor:
-    """parts (N, d), or (C, d): results of this rank's experts for the received rows -> (t, d): the
-    sums of this rank's tokens, NaN if is_spoilt ()."""
+    """Return the sums (t, d) of this rank's tokens from parts (N, d), or (C, d).
+
+    parts: results of this rank's experts for the received rows. The sums are NaN if is_spoilt ().
+    """
     return _Returned.apply(parts, addend, travel, is_spoilt)
 
 
@@ -425,8 +450,10 @@ class _MeanOfRanks(torch.autograd.Function):
 
 
 def mean_of_ranks(share: Tensor, team: Team) -> Tensor:
-    """A rank's () -> the ranks' mean, on each of them. The gradient is the share's own: data
-    parallel training takes the mean of the ranks' gradients."""
+    """Return the mean of () over the ranks, on each of them.
+
+    The gradient is the rank's own: data parallel training averages the gradients of the ranks.
+    """
     return _MeanOfRanks.apply(share, team)
 
 
@@ -440,9 +467,11 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx, gradient):
         if torch.is_grad_enabled():
             return gradient * ctx.factor, None
-        return gradient.mul_(ctx.factor), None  # no other reference exists; a copy would be a peak
+        return gradient.mul_(
+            ctx.factor
+        ), None  # no other reference exists; a copy would be a memory peak
 
 
 def gradient_scaled(weight: Tensor, factor: float) -> Tensor:
-    """The weight, whose gradient is scaled."""
+    """Return the weight, whose gradient is scaled."""
     return _Scaled.apply(weight, factor) if weight.requires_grad and factor != 1 else weight

@@ -1,1 +1,1 @@
-"""The layer in the place of other libraries' experts, and their checkpoints."""
+"""Replace the experts of other libraries, and convert their checkpoints."""

@@ -1,4 +1,4 @@
-"""Adapters of an experts module during one forward: set around it, read by its implementation."""
+"""Store the adapters of an experts module during one forward."""
 
 from typing import Any, NamedTuple
 
@@ -10,16 +10,16 @@ _ATTRIBUTE = "_tilemoe_adapters"
 
 
 class Adapter(NamedTuple):
-    """W + scale B A of one weight: A (E, r, in), B (E, out, r)."""
+    """Adapter of one weight, W + scale B A: A (E, r, in), B (E, out, r)."""
 
     A: Tensor
     B: Tensor
     scale: float
-    sharded: Any = None  # the weight, if it is a DTensor outside of the forward
+    sharded: Any = None  # the weight, if it is a DTensor outside the forward
 
 
 class Adapters:
-    """The adapters of a module's weights by name, and whether a forward has read them."""
+    """Adapters of a module's weights by name, and whether a forward has read them."""
 
     def __init__(self) -> None:
         self.by_weight: dict[str, Adapter] = {}
@@ -27,7 +27,7 @@ class Adapters:
 
 
 def has(experts: nn.Module, weight: str) -> bool:
-    """Whether an adapter of this weight is set."""
+    """Return whether an adapter of this weight is set."""
     adapters = getattr(experts, _ATTRIBUTE, None)
     return adapters is not None and weight in adapters.by_weight
 
@@ -54,19 +54,20 @@ def remove(experts: nn.Module, weight: str) -> None:
 def lora_of(
     experts: nn.Module, first: str, W1: Tensor, W2: Tensor, same_batch: Any = None
 ) -> LoRA | None:
-    """Read the module's adapters, as an argument of `tilemoe.moe`.
+    """Return the module's adapters as an argument of `tilemoe.moe`.
 
     Args:
-        experts: the module.
-        first: the name of W1.
-        W1, W2: its weights (E, 2n or n, d) and (E, d, n), those of this rank's experts.
-        same_batch: the group of the ranks that have this rank's tokens; None: not known.
+        experts: Experts module.
+        first: Name of W1.
+        W1: First weights (E, 2n or n, d) of this rank's experts.
+        W2: Second weights (E, d, n) of this rank's experts.
+        same_batch: Group of the ranks that have this rank's tokens; None: unknown.
 
     Returns:
-        None if no adapter is set.
+        The adapters, or None if no adapter is set.
 
     Raises:
-        NotImplementedError: ranks have parts of weights for which adapters are not supported.
+        NotImplementedError: The weights are sharded in a way that adapters do not support.
     """
     adapters = getattr(experts, _ATTRIBUTE, None)
     if adapters is None:

@@ -1,4 +1,4 @@
-"""`from_modules`: an MoE of a gate and a list of expert modules, in place of a loop over them."""
+"""Define `from_modules`, which makes an MoE from a gate and a list of expert modules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class _Names(NamedTuple):
     """Names of an expert's linear layers."""
 
-    up: tuple[str, ...]  # gate and up; or one layer, of both or of an activation without a gate
+    up: tuple[str, ...]  # gate and up; or one layer, of both or for an activation without a gate
     down: str
     gated: bool
 
@@ -54,28 +54,29 @@ def from_modules(
 
     An expert has the children `gate_proj`, `up_proj` and `down_proj`; `w1`, `w3` and `w2`;
     `gate_up_proj`, whose first n rows are the gate, and `down_proj`; or `up_proj` and `down_proj`
-    for an activation without a gate. They are torch.nn.Linear, all with a bias or none. Each
-    expert is called with known values to find its activation; an expert that computes anything
-    else is an error.
+    for an activation without a gate. They are torch.nn.Linear, all with a bias or none. Each expert
+    is called with known values to find its activation; an expert that computes anything else raises
+    an error.
 
     Args:
         gate: torch.nn.Linear, or a module with a `weight` (E, d). Its `bias` (E) and its buffer
             `e_score_correction_bias` (E) are copied if they exist.
         experts: E modules that map tokens (..., d) to (..., d).
-        top_k: experts per token.
-        scoring: how scores are computed from the gate's logits, see `MoE`.
-        activation: None: the experts' activation. Any other than theirs is an error.
-        options: other arguments of `MoE` that do not follow from the modules, such as n_group,
-            topk_group, routed_scaling_factor, router_dtype, balance_coefficient, return_aux.
+        top_k: Experts per token.
+        scoring: Function from the gate's logits to scores, as in `MoE`.
+        activation: Activation of the experts, if it is to be checked. None: the activation is
+            found.
+        **options: Other arguments of `MoE` that do not follow from the modules, such as n_group,
+            topk_group, routed_scaling_factor, router_dtype, balance_coefficient and return_aux.
 
     Returns:
         An MoE on the experts' device and in their dtype, in the gate's mode (train or eval). Its
-        parameters require gradients if the modules' do.
+        parameters require gradients if the modules' parameters do.
 
     Raises:
-        ValueError: a module or an attribute is not supported, or the modules differ; the message
+        ValueError: A module or an attribute is not supported, or the modules differ; the message
             names it.
-        NotImplementedError: the experts compute something that TileMoE does not.
+        NotImplementedError: The experts compute something that TileMoE does not support.
         TypeError: gate or an expert is not a torch.nn.Module, or an option follows from the
             modules.
 
@@ -96,22 +97,26 @@ def from_modules(
     """
     for name in options:
         if name in _DERIVED:
-            raise TypeError(f"tilemoe: from_modules takes no {name}: it follows from the modules")
+            raise TypeError(
+                f"from_modules got an unexpected keyword argument {name!r}: its value follows "
+                "from the modules"
+            )
         if name in _UNSUPPORTED:
             raise TypeError(
-                f"tilemoe: from_modules takes no {name}: add the shared experts' output to the "
-                "layer's, or make an MoE and load its state dict"
+                f"from_modules got an unexpected keyword argument {name!r}; add the shared "
+                "experts' output to the layer's output, or make an MoE and load its state "
+                "dict"
             )
     modules = list(experts)
     if not modules:
-        raise ValueError("tilemoe: experts is empty, expected a torch.nn.Module for each expert")
+        raise ValueError("experts must have at least one torch.nn.Module, got none")
     for name, module in [("gate", gate), *((f"experts.{e}", m) for e, m in enumerate(modules))]:
         _check_module(name, module)
     names = _check_experts(modules)
     form = _form_of(modules[0], names)
     if activation is not None and activation != form.activation:
         raise ValueError(
-            f"tilemoe: activation is {activation!r}, but the experts compute {form.activation!r}"
+            f"activation is {activation!r}, but the experts compute {form.activation!r}"
         )
     for e, module in enumerate(modules):
         _check_alike(f"experts.{e}", module, modules[0], names)
@@ -142,12 +147,12 @@ def from_modules(
 def _check_module(name: str, module: object) -> None:
     if not isinstance(module, nn.Module):
         kind = _library.class_of(module)
-        raise TypeError(f"tilemoe: {name} is a {kind}, expected a torch.nn.Module")
+        raise TypeError(f"{name} must be a torch.nn.Module, got a {kind}")
     for child, part in module.named_modules():
         if is_observed(part):
             where = ".".join(filter(None, (name, child)))
             raise ValueError(
-                f"tilemoe: {where} has hooks or its own forward, which the layer would not call: "
+                f"{where} has hooks or its own forward, which the layer would not call; "
                 "remove them first"
             )
 
@@ -155,9 +160,11 @@ def _check_module(name: str, module: object) -> None:
 def _check_plain(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, nn.Parameter):
         kind = type(tensor).__qualname__
-        raise ValueError(f"tilemoe: {name} is a {kind}, expected a plain tensor")
+        raise ValueError(f"{name} must be a plain tensor, got a {kind}")
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"tilemoe: {name} is on {tensor.device}: load the weights first")
+        raise ValueError(
+            f"{name} is on {tensor.device}, expected loaded weights; load the weights first"
+        )
 
 
 def _is_linear(module: nn.Module | None) -> bool:
@@ -165,13 +172,13 @@ def _is_linear(module: nn.Module | None) -> bool:
 
 
 def _check_experts(modules: list[nn.Module]) -> _Names:
-    """The names of the linear layers, which are the same for all experts."""
+    """Return the names of the linear layers, which are the same for all experts."""
     children = dict(modules[0].named_children())
     names = next((f for f in _FORMS if {*f.up, f.down} <= children.keys()), None)
     if names is None:
         kinds = ", ".join("/".join((*f.up, f.down)) for f in _FORMS)
         raise ValueError(
-            f"tilemoe: experts.0 is a {type(modules[0]).__qualname__} with the children "
+            f"experts.0 is a {type(modules[0]).__qualname__} with the children "
             f"{', '.join(children) or 'none'}, expected {kinds}"
         )
     linears = (*names.up, names.down)
@@ -181,36 +188,35 @@ def _check_experts(modules: list[nn.Module]) -> _Names:
         name = f"experts.{e}"
         if type(module) is not type(modules[0]):
             raise ValueError(
-                f"tilemoe: {name} is a {type(module).__qualname__} and experts.0 a "
-                f"{type(modules[0]).__qualname__}, expected one class"
+                f"{name} is a {type(module).__qualname__}, expected the class of "
+                f"experts.0, {type(modules[0]).__qualname__}"
             )
         for child, part in module.named_children():
             if child in linears and not _is_linear(part):
                 raise ValueError(
-                    f"tilemoe: {name}.{child} is a {type(part).__qualname__}, expected a "
-                    "torch.nn.Linear"
+                    f"{name}.{child} must be a torch.nn.Linear, got a {type(part).__qualname__}"
                 )
             if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
-                raise ValueError(f"tilemoe: {name}.{child} is a {part!r}, which MoE does not have")
+                raise ValueError(f"{name}.{child} is a {part!r}, which MoE does not support")
         tensors = _tensors(module)
         for child in sorted(tensors.keys() ^ of_first.keys()):
             raise ValueError(
-                f"tilemoe: {name} or experts.0 has {child}, but the other does not: expected "
-                "experts with the same parameters"
+                f"{child} exists in only one of {name} and experts.0, expected the same "
+                "parameters in all experts"
             )
         for child, tensor in tensors.items():
             if child not in known:
                 raise ValueError(
-                    f"tilemoe: {name}.{child} {tuple(tensor.shape)} is not a weight or a bias of "
-                    f"{', '.join(linears)}, which is all that from_modules supports"
+                    f"{name}.{child} has shape {tuple(tensor.shape)}, but from_modules "
+                    f"supports only weights and biases of {', '.join(linears)}"
                 )
             _check_plain(f"{name}.{child}", tensor)
             like = of_first[child]
             seen, expected = ((t.dtype, tuple(t.shape), t.device) for t in (tensor, like))
             if seen != expected:
                 raise ValueError(
-                    f"tilemoe: {name}.{child} is {seen[0]} {seen[1]} on {seen[2]}, but experts.0's "
-                    f"is {expected[0]} {expected[1]} on {expected[2]}"
+                    f"{name}.{child} is {seen[0]} {seen[1]} on {seen[2]}, expected "
+                    f"{expected[0]} {expected[1]} on {expected[2]}, as in experts.0"
                 )
         _check_linears(name, module, names)
     return names
@@ -224,20 +230,20 @@ def _check_linears(name: str, module: nn.Module, names: _Names) -> None:
         linear = getattr(module, child)
         if tuple(linear.weight.shape) != tuple(shape):
             raise ValueError(
-                f"tilemoe: {name}.{child}.weight has shape {tuple(linear.weight.shape)}, expected "
-                f"{tuple(shape)} as {names.up[0]} has {tuple(first.weight.shape)}"
+                f"{name}.{child}.weight has shape {tuple(linear.weight.shape)}, expected "
+                f"{tuple(shape)}, because {names.up[0]} has {tuple(first.weight.shape)}"
             )
         if linear.weight.dtype != first.weight.dtype or linear.weight.device != first.weight.device:
             raise ValueError(
-                f"tilemoe: {name}.{child}.weight is {linear.weight.dtype} on "
-                f"{linear.weight.device}, but {names.up[0]}.weight {first.weight.dtype} on "
-                f"{first.weight.device}"
+                f"{name}.{child}.weight is {linear.weight.dtype} on "
+                f"{linear.weight.device}, expected {first.weight.dtype} on "
+                f"{first.weight.device}, as in {names.up[0]}.weight"
             )
         if (linear.bias is None) != (first.bias is None):
             has = ("has none", "has one")
             raise ValueError(
-                f"tilemoe: {name}.{child} {has[linear.bias is not None]} and {names.up[0]} "
-                f"{has[first.bias is not None]}: expected all with a bias or none"
+                f"{name}.{child} {has[linear.bias is not None]}, {names.up[0]} "
+                f"{has[first.bias is not None]}, expected all with a bias or none"
             )
 
 
@@ -249,7 +255,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class _Given(nn.Module):
-    """In the place of a linear layer: returns a given value for any input."""
+    """Replacement of a linear layer that returns a given value for any input."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__()
@@ -260,8 +266,10 @@ class _Given(nn.Module):
 
 
 def _between(module: nn.Module, names: _Names, x: Tensor, *given: Tensor) -> Tensor:
-    """The result of the expert between its linear layers, if their outputs for x (rows, d) are
-    `given`, each (rows, n), or one (rows, 2n)."""
+    """Return the result of the expert if its linear layers return given values.
+
+    The values are outputs for x (rows, d): `given`, each (rows, n), or one (rows, 2n).
+    """
     expert = _trained(module)
     down = nn.Identity()
     down.weight = given[0].detach()
@@ -271,19 +279,19 @@ def _between(module: nn.Module, names: _Names, x: Tensor, *given: Tensor) -> Ten
 
 
 def _trained(module: nn.Module) -> nn.Module:
-    """A copy of the module in training mode with the same children: a dropout has effect."""
+    """Return a copy of the module in training mode, so that dropout acts."""
     copied = copy.copy(module)
     copied.training = True
     return copied
 
 
 def _form_of(module: nn.Module, names: _Names) -> Form:
-    """The activation and its numbers, by the same evaluation as for transformers' experts."""
+    """Return the activation and its numbers, found as for transformers' experts."""
     first = getattr(module, names.up[0])
     n, d = getattr(module, names.down).in_features, first.in_features
 
     def evaluated(*values: Tensor) -> Tensor:
-        """The expert's values for any number of gates and ups, in rows of n."""
+        """Return the expert's values for any number of gates and ups, in rows of n."""
         count, shape = values[0].numel(), values[0].shape
         rows = -(-count // n)
         pad = (0, rows * n - count)
@@ -296,21 +304,21 @@ def _form_of(module: nn.Module, names: _Names) -> Form:
     def forward(*values: Tensor) -> Tensor:
         return evaluated(*(values[0].chunk(2, dim=-1) if names.gated else values))
 
-    forward.__qualname__ = "forward"  # its name in messages
-    # The attributes of a transformers module that the evaluation reads.
+    forward.__qualname__ = "forward"  # name in messages
+    # Attributes of a transformers module that the evaluation reads.
     like = dict(__module__=type(module).__module__, is_concatenated=True)
     like["_apply_gate" if names.gated else "act_fn"] = staticmethod(forward)
     stand_in = type(type(module).__qualname__, (), like)()
     from . import transformers_forms as forms  # imports torch._dynamo, a second of import time
 
     evaluate = forms._form_of_gate if names.gated else forms._form_of_activation
-    with ThreadPoolExecutor(1) as thread:  # to which none of the caller's modes apply
+    with ThreadPoolExecutor(1) as thread:  # without the caller's modes
         return thread.submit(evaluate, stand_in).result()
 
 
 @torch.no_grad()
 def _check_alike(name: str, module: nn.Module, first: nn.Module, names: _Names) -> None:
-    """Whether two experts compute the same between their linear layers."""
+    """Check that two experts compute the same between their linear layers."""
     generator = torch.Generator().manual_seed(1)
     like = dict(dtype=torch.float64, device="cpu")
     linears = [getattr(first, up) for up in names.up]
@@ -318,12 +326,12 @@ def _check_alike(name: str, module: nn.Module, first: nn.Module, names: _Names) 
     given = [8 * torch.randn(64, li.out_features, generator=generator, **like) for li in linears]
     values = [_between(expert, names, x, *given) for expert in (module, first)]
     if not torch.equal(*values):
-        raise ValueError(f"tilemoe: {name} and experts.0 have different activations, expected one")
+        raise ValueError(f"{name} and experts.0 have different activations, expected the same")
 
 
 @torch.no_grad()
 def _check_composition(name: str, module: nn.Module, names: _Names) -> None:
-    """Checks with random rows that the expert is its linear layers and the function between."""
+    """Check with random rows that the expert is its linear layers and the function between."""
     first = getattr(module, names.up[0])
     x = torch.randn(4, first.in_features, generator=torch.Generator().manual_seed(0), device="cpu")
     x = x.to(first.weight)
@@ -335,9 +343,9 @@ def _check_composition(name: str, module: nn.Module, names: _Names) -> None:
     limit = 4 * torch.finfo(want.dtype).eps * want.double().norm()
     if not is_same or not (got.double() - want.double()).norm() <= limit:
         raise ValueError(
-            f"tilemoe: {name}, a {type(module).__qualname__}, computes something before "
-            f"{' and '.join(names.up)} or after {names.down}, or does not return a tensor like its "
-            "input"
+            f"{name}, a {type(module).__qualname__}, computes something before "
+            f"{' and '.join(names.up)} or after {names.down}, or does not return a tensor "
+            "like its input"
         )
 
 
@@ -349,20 +357,19 @@ def _gate_state(gate: nn.Module, E: int, d: int, device: torch.device) -> dict[s
     tensors = _tensors(gate)
     if "weight" not in tensors:
         raise ValueError(
-            f"tilemoe: gate is a {type(gate).__qualname__} without a parameter `weight`, expected "
-            f"{(E, d)}"
+            f"gate must have a parameter `weight` {(E, d)}, got a {type(gate).__qualname__}"
         )
     for name, tensor in tensors.items():
         if name not in shapes:
             raise ValueError(
-                f"tilemoe: gate.{name} {tuple(tensor.shape)} is not one of {', '.join(shapes)}, "
-                "which is all that from_modules supports"
+                f"gate.{name} has shape {tuple(tensor.shape)}, but from_modules supports "
+                f"only {', '.join(shapes)} of a gate"
             )
         _check_plain(f"gate.{name}", tensor)
         if tuple(tensor.shape) != shapes[name] or tensor.device != device:
             raise ValueError(
-                f"tilemoe: gate.{name} has shape {tuple(tensor.shape)} on {tensor.device}, "
-                f"expected {shapes[name]} on {device} for {E} experts of width {d}"
+                f"gate.{name} has shape {tuple(tensor.shape)} on {tensor.device}, expected "
+                f"{shapes[name]} on {device} for {E} experts of width {d}"
             )
     state = {f"gate.{name}": tensor.detach().clone() for name, tensor in tensors.items()}
     correction = state.get("gate.e_score_correction_bias")
@@ -400,7 +407,8 @@ def _copy_requires_grad(
         wanted = {getattr(getattr(m, li), of).requires_grad for m in modules for li in linears}
         if len(wanted) > 1:
             raise ValueError(
-                f"tilemoe: {of} of {' and '.join(linears)} requires a gradient in some experts but "
-                "not in others: one tensor contains all of them"
+                f"{of} of {' and '.join(linears)} requires a gradient in some experts but "
+                "not in others, expected the same in all, because one tensor contains all "
+                "of them"
             )
         parameter.requires_grad_(wanted.pop())

@@ -1,5 +1,8 @@
-"""Checkpoints of six families of Hugging Face models: state dicts to and from `MoE`'s names, and
-the arguments of `MoE` for a model's configuration. state_dict.py exports it."""
+"""Convert checkpoints of six families of Hugging Face models, and read their configurations.
+
+State dicts are converted to and from `MoE`'s names, and a configuration to arguments of `MoE`.
+state_dict.py exports the functions.
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,14 +15,14 @@ from .._entries import StateDict, partner_of, split_key
 
 
 class _Family(NamedTuple):
-    """The names in the hub's files that differ from ours."""
+    """Names in the hub's files that differ from TileMoE's."""
 
     gate: str = "gate_proj"  # of one expert
     up: str = "up_proj"
     down: str = "down_proj"
     block: str = "mlp"  # the layer in the decoder's block
-    shared: str | None = None  # ours is shared_experts
-    has: tuple[str, ...] = ()  # of _OPTIONAL, without the shared experts
+    shared: str | None = None  # shared_experts in TileMoE
+    has: tuple[str, ...] = ()  # those of _OPTIONAL, without the shared experts
 
 
 _FAMILIES = {
@@ -37,7 +40,7 @@ _ROLES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 _ROLES |= {"w1": "gate", "w3": "up", "w2": "down"}
 _SHARED = tuple(f"{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
 _STACKED = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
-# Optional entries of our layer, which not every family supports.
+# Optional entries of a TileMoE layer, which not every family supports.
 _OPTIONAL = (
     "gate.bias",
     "gate.e_score_correction_bias",
@@ -53,24 +56,32 @@ _OF_MXFP4 = tuple(
     for part in ("blocks", "scales")
 )
 _FP8_SCALES = "_scale_inv"
-_FP8_ROWS = 128  # with one scale
+_FP8_ROWS = 128  # rows per scale
 
 
-# ---------------------------------------------------------------- to ours
+# ---------------------------------------------------------------- to TileMoE
 
 
 def from_huggingface(state_dict: StateDict) -> dict[str, Tensor]:
-    """Convert checkpoints of DeepSeek-V3, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral and gpt-oss to
-    ours, from the hub's own files (one entry per expert) or from transformers' models (stacked).
-    Values do not change. Routed experts in MXFP4 (gpt-oss) and FP8 stay so, for a layer after
+    """Convert a Hugging Face checkpoint to TileMoE's names.
+
+    Supported are DeepSeek-V3, Qwen3-MoE, Qwen3-Next, OLMoE, Mixtral and gpt-oss, from the hub's own
+    files (one entry per expert) or from transformers' models (stacked). Values do not change.
+    Routed experts in MXFP4 (gpt-oss) and FP8 keep their format, for a layer after
     `tilemoe.quantize_` with this format.
 
     All entries of a layer must be in the state dict: merge the files of a sharded checkpoint first.
     Mixtral's `block_sparse_moe` becomes `mlp`, as in transformers; other prefixes do not change.
 
+    Args:
+        state_dict: State dict of one layer or of a whole model.
+
+    Returns:
+        A new state dict.
+
     Raises:
-        ValueError: an expert, or one of its weights, is missing; a shape does not fit the other
-            shapes; or other weights than those of routed experts are quantised.
+        ValueError: An expert, or one of its weights, is missing; a shape does not match the other
+            shapes; or a weight that is not a routed expert's is quantised.
     """
     converted: dict[str, Tensor | None] = {}
     # (prefix, ending): {(expert, role): key}
@@ -84,7 +95,9 @@ def from_huggingface(state_dict: StateDict) -> dict[str, Tensor]:
             continue
         prefix, role, ending = key[: found.start()], _ROLES[found[2]], found[3] or ""
         layers.setdefault((prefix, ending), {})[int(found[1]), role] = key
-        converted.setdefault(_in_mlp(prefix) + _stacked_name(role) + ending, None)  # its place
+        converted.setdefault(
+            _in_mlp(prefix) + _stacked_name(role) + ending, None
+        )  # place of the first
     for (prefix, ending), keys in layers.items():
         stacked = _stack(state_dict, prefix, ending, keys)
         converted.update({_in_mlp(prefix) + name: tensor for name, tensor in stacked.items()})
@@ -100,7 +113,7 @@ def _stacked_name(role: str) -> str:
 
 
 def _check_quantized(state_dict: StateDict, key: str, tensor: Tensor) -> None:
-    """Accepts codes and scales of routed experts in MXFP4 and FP8."""
+    """Accept codes and scales of routed experts in MXFP4 and FP8."""
     is_of_experts = re.search(r"(^|\.)(shared_)?experts?\.", key) is not None
     is_quantized = key.endswith(_FP8_SCALES) or tensor.dtype.itemsize < 2
     if not is_of_experts or not is_quantized or split_key(key, _OF_MXFP4)[1] is not None:
@@ -111,12 +124,13 @@ def _check_quantized(state_dict: StateDict, key: str, tensor: Tensor) -> None:
         partner_of(state_dict, key, codes + _FP8_SCALES)
     else:
         raise ValueError(
-            f"{key}: expected 16 bits, or routed experts in MXFP4 or FP8: dequantize the checkpoint"
+            f"{key} is quantised, expected 16 bits, or routed experts in MXFP4 or FP8; "
+            "dequantize the checkpoint"
         )
 
 
 def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Tensor]:
-    """The name and the value of an entry that is not the weight of a single expert."""
+    """Return the name and the value of an entry that is not the weight of a single expert."""
     stacked = tuple(f"experts.{name}" for name in _STACKED)
     routers, shared = ("router.weight", "router.bias"), [f"shared_expert.{w}" for w in _SHARED]
     prefix, ending = split_key(key, (*stacked, *routers, *shared, *_OF_MXFP4))
@@ -144,8 +158,10 @@ def _converted(state_dict: StateDict, key: str, tensor: Tensor) -> tuple[str, Te
 
 
 def _is_transposed(state_dict: StateDict, key: str, prefix: str) -> bool:
-    """Whether a layer's weights are gpt-oss's (E, d, 2n) and (E, n, d). The shapes are unambiguous:
-    if both (E, 2n, d) and (E, d, n) fitted, n would equal 4n."""
+    """Return whether a layer's weights are gpt-oss's (E, d, 2n) and (E, n, d).
+
+    The shapes are unambiguous: if both (E, 2n, d) and (E, d, n) were possible, n would equal 4n.
+    """
     W1 = partner_of(state_dict, key, prefix + "experts.gate_up_proj")
     W2 = partner_of(state_dict, key, prefix + "experts.down_proj")
     if W1.dim() == W2.dim() == 3:
@@ -155,29 +171,31 @@ def _is_transposed(state_dict: StateDict, key: str, prefix: str) -> bool:
         if (rows, columns) == (2 * of_columns, of_rows):
             return False
     raise ValueError(
-        f"{prefix}experts.gate_up_proj has shape {tuple(W1.shape)} and down_proj "
-        f"{tuple(W2.shape)}, expected (E, 2n, d) and (E, d, n), or gpt-oss's (E, d, 2n) and "
-        "(E, n, d)"
+        f"{prefix}experts.gate_up_proj has shape {tuple(W1.shape)}, down_proj has shape "
+        f"{tuple(W2.shape)}, expected (E, 2n, d) and (E, d, n), or gpt-oss's (E, d, 2n) "
+        "and (E, n, d)"
     )
 
 
 def _halves_of_pairs(tensor: Tensor) -> Tensor:
-    """(E, 2n, ...), interleaved gate/up rows -> gate rows, then up rows."""
+    """Reorder (E, 2n, ...) from interleaved gate/up rows to gate rows, then up rows."""
     return tensor.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2).contiguous()
 
 
 def _stack(
     state_dict: StateDict, prefix: str, ending: str, keys: Mapping[tuple[int, str], str]
 ) -> dict[str, Tensor]:
-    """One layer's single experts -> gate_up_proj (E, 2n, d), down_proj (E, d, n), or the scales of
-    both, whose names have an ending."""
+    """Stack the single experts of one layer -> gate_up_proj (E, 2n, d), down_proj (E, d, n).
+
+    With an ending of the names, the scales of both are stacked.
+    """
     E = max(e for e, _ in keys) + 1
     router = state_dict.get(prefix + "gate.weight")
     if router is not None:
         if E > router.shape[0]:
             raise ValueError(
-                f"{prefix}experts.{E - 1} is in the state dict, but {prefix}gate.weight has "
-                f"{router.shape[0]} rows"
+                f"{prefix}experts.{E - 1} is in the state dict, expected {router.shape[0]} "
+                f"experts, the rows of {prefix}gate.weight"
             )
         E = router.shape[0]
     first = next(iter(keys.values()))
@@ -190,8 +208,8 @@ def _stack(
         n = partner_of(state_dict, first, f"{prefix}experts.0.{family.gate}.weight").shape[0]
         if n % _FP8_ROWS:  # the blocks of gate and up rows would overlap
             raise ValueError(
-                f"{first}: the experts have {n} gate rows in FP8, expected a multiple of "
-                f"{_FP8_ROWS}"
+                f"{first}: the number of gate rows in FP8 must be a multiple of "
+                f"{_FP8_ROWS}, got {n}"
             )
     shapes = {"gate": n_d, "up": n_d, "down": n_d[::-1]}
     tensors: dict[str, list[Tensor]] = {"gate_up": [], "down": []}
@@ -201,8 +219,9 @@ def _stack(
             tensor = partner_of(state_dict, first, key)
             if tensor.shape != shapes[role]:
                 raise ValueError(
-                    f"{key} has shape {tuple(tensor.shape)}, expected {tuple(shapes[role])}, as "
-                    f"{prefix}experts.0.{family.gate}{end} has {tuple(n_d)}"
+                    f"{key} has shape {tuple(tensor.shape)}, expected "
+                    f"{tuple(shapes[role])}, because {prefix}experts.0.{family.gate}{end} "
+                    f"has {tuple(n_d)}"
                 )
             tensors["down" if role == "down" else "gate_up"].append(tensor)
     return {
@@ -211,17 +230,24 @@ def _stack(
     }
 
 
-# ---------------------------------------------------------------- from ours
+# ---------------------------------------------------------------- from TileMoE
 
 
 def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
-    """Convert ours to the names and layouts of the hub's files of a family: "deepseek_v3",
-    "qwen3_moe", "qwen3_next", "olmoe", "mixtral" or "gpt_oss"; experts in FP8 and gpt-oss's in
-    MXFP4 stay so. transformers' `from_pretrained` reads them. The inverse of `from_huggingface`,
-    with the same bits.
+    """Convert TileMoE's names to those of the hub's files of a family.
+
+    Experts in FP8, and gpt-oss's in MXFP4, keep their format. transformers' `from_pretrained` reads
+    the result. The function is the inverse of `from_huggingface`, with the same bits.
+
+    Args:
+        state_dict: State dict of one layer or of a whole model.
+        family: "deepseek_v3", "qwen3_moe", "qwen3_next", "olmoe", "mixtral" or "gpt_oss".
+
+    Returns:
+        A new state dict.
 
     Raises:
-        ValueError: another family, or an entry that the family does not support.
+        ValueError: The family is unknown, or does not support an entry.
     """
     form = _FAMILIES[_known(family)]
     shared = tuple(f"shared_experts.{weight}" for weight in _SHARED)
@@ -236,7 +262,7 @@ def to_huggingface(state_dict: StateDict, family: str) -> dict[str, Tensor]:
             converted[key] = tensor
             continue
         if ending in unsupported:
-            raise ValueError(f"{key}: {family} does not support it")
+            raise ValueError(f"{family} does not support {key}")
         if prefix.endswith("mlp."):
             prefix = prefix[: -len("mlp.")] + form.block + "."
         if ending in shared:
@@ -267,7 +293,7 @@ def _as_gpt_oss(ending: str, tensor: Tensor, form: _Family) -> dict[str, Tensor]
     interleaved = lambda rows: rows.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
     if ending == "experts.gate_up_proj":
         return {ending: interleaved(tensor).mT.contiguous()}
-    if ending.startswith("experts.gate_up_proj_"):  # the bias, MXFP4's blocks and scales
+    if ending.startswith("experts.gate_up_proj_"):  # the bias, blocks and scales of MXFP4
         return {ending: interleaved(tensor).contiguous()}
     if ending == "experts.down_proj":
         return {ending: tensor.mT.contiguous()}
@@ -288,19 +314,23 @@ _ACTIVATIONS = {
 
 
 def options_of(config: Any) -> dict[str, Any]:
-    """Return the arguments of `MoE` for a model of transformers: `MoE(**options_of(config), ...)`
-    computes the same as the model's MoE layers with the parameters of `from_huggingface`.
+    """Return the arguments of `MoE` for a model of transformers.
 
-    The result does not contain losses (transformers computes them over all layers at once),
-    `return_aux`, `dtype` and `device`, nor which layers are MoE layers (`first_k_dense_replace`,
-    `mlp_only_layers`, `decoder_sparse_step`).
+    `MoE(**options_of(config), ...)` computes the same as the model's MoE layers with the parameters
+    of `from_huggingface`. The result does not contain losses (transformers computes them over all
+    layers at once), `return_aux`, `dtype` and `device`, nor which layers are MoE layers
+    (`first_k_dense_replace`, `mlp_only_layers`, `decoder_sparse_step`).
 
     Args:
-        config: a configuration of transformers whose `model_type` is "deepseek_v3", "qwen3_moe",
+        config: Configuration of transformers whose `model_type` is "deepseek_v3", "qwen3_moe",
             "qwen3_next", "olmoe", "mixtral" or "gpt_oss".
 
+    Returns:
+        Keyword arguments of `MoE`.
+
     Raises:
-        ValueError: another model, or a setting that `MoE` does not support; it names it.
+        ValueError: The model is another one, or `MoE` does not support a setting; the message names
+            the setting.
 
     Example:
         >>> from types import SimpleNamespace
@@ -317,7 +347,7 @@ def options_of(config: Any) -> dict[str, Any]:
 def _known(family: str | None) -> str:
     if family not in _FAMILIES:
         names = ", ".join(_FAMILIES)
-        raise ValueError(f"tilemoe.state_dict supports {names}, but the model is {family!r}")
+        raise ValueError(f"model_type must be one of {names}, got {family!r}")
     return family
 
 
@@ -340,15 +370,15 @@ def _experts(config: Any) -> int:
 def _activation(config: Any) -> str:
     if config.hidden_act not in _ACTIVATIONS:
         names = ", ".join(_ACTIVATIONS)
-        raise ValueError(f"hidden_act is {config.hidden_act!r}, expected one of {names}")
+        raise ValueError(f"hidden_act must be one of {names}, got {config.hidden_act!r}")
     return _ACTIVATIONS[config.hidden_act]
 
 
 def _refuse_other(config: Any, name: str, *expected: Any) -> None:
-    """Rejects other values of a setting that the model's class in transformers does not read."""
+    """Reject other values of a setting that the model's class in transformers does not read."""
     value = getattr(config, name, expected[0])
     if value not in expected:
-        raise ValueError(f"{name} is {value!r}, but MoE supports only {expected[0]!r}")
+        raise ValueError(f"{name} must be {expected[0]!r} for MoE, got {value!r}")
 
 
 def _softmax(config: Any) -> str:
@@ -392,7 +422,7 @@ def _of_mixtral(config: Any) -> dict[str, Any]:
 def _of_gpt_oss(config: Any) -> dict[str, Any]:
     _refuse_other(config, "swiglu_limit", 7.0)
     return _common(config, "intermediate_size", "softmax_over_chosen") | dict(
-        activation="swiglu",  # for any hidden_act: the class does not read it
+        activation="swiglu",  # for any hidden_act, which the class does not read
         clamp=7.0,
         alpha=1.702,
         up_shift=1.0,

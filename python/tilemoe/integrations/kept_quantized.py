@@ -1,8 +1,9 @@
-"""Checkpoints of transformers in MXFP4 and FP8 whose experts stay quantised.
+"""Keep experts of transformers checkpoints in MXFP4 and FP8 quantised.
 
 `register()` adds the quantizer of quantized_loading.py, and replaces transformers' quantizers of
 these checkpoints by subclasses, which change nothing unless the model's experts implementation is
-TileMoE."""
+TileMoE.
+"""
 
 from typing import Any
 
@@ -28,15 +29,16 @@ logger = logging.get_logger(__name__)
 
 
 class _Keeping(HfQuantizer):
-    """A quantizer of transformers that leaves experts quantised, if TileMoE computes them.
+    """Quantizer of transformers that leaves experts quantised if TileMoE computes them.
 
-    The model decides, which is known only when transformers has made it on meta. Until then
-    transformers' own checks of the environment wait, since they may turn dequantisation on."""
+    The model decides, which exists only after transformers has made it on meta. transformers' own
+    checks of the environment wait until then, because they may enable dequantisation.
+    """
 
     quantization_config: Any
     keeps_experts = False
     _format: Format
-    _dtype = torch.bfloat16  # of the weights that experts compute with
+    _dtype = torch.bfloat16  # dtype in which experts compute
     _environment: tuple[tuple, dict] = ((), {})
 
     def __deepcopy__(self, memo: dict) -> Any:
@@ -53,14 +55,14 @@ class _Keeping(HfQuantizer):
             self.keeps_experts = not why and bool(experts)
             if why:
                 method = getattr(config.quant_method, "value", config.quant_method)
-                logger.warning_once(f"tilemoe: experts are not kept in {method}: {why}")
+                logger.warning_once(f"experts are not kept in {method}: {why}")
         if not self.keeps_experts:
             environment, options = self._environment
             super().validate_environment(*environment, **options)
         super().preprocess_model(model, *args, **named)
 
     def _why_not(self, model: Any, experts: dict[str, nn.Module]) -> str:
-        """Why these experts cannot be kept; nothing if they can."""
+        """Return why these experts cannot stay quantised; nothing if they can."""
         return ""
 
     def postprocess_model(self, model: Any, **named: Any) -> Any:
@@ -80,7 +82,7 @@ class _Keeping(HfQuantizer):
         return model
 
     def _finish(self, model: Any) -> None:
-        """What else must be done after loading."""
+        """Complete the model after loading."""
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         return dequantized(model, dtype)
@@ -91,7 +93,7 @@ class _Keeping(HfQuantizer):
 
 
 class Mxfp4Quantizer(_Keeping, Mxfp4HfQuantizer):
-    """gpt-oss's checkpoints."""
+    """Quantizer of gpt-oss's checkpoints."""
 
     _format: Format = "mxfp4"
 
@@ -103,7 +105,7 @@ class Mxfp4Quantizer(_Keeping, Mxfp4HfQuantizer):
             for weight in weights_of(module):
                 W = module._parameters[weight]
                 assert W is not None
-                module._parameters[weight] = None  # its place stays
+                module._parameters[weight] = None  # keep its place
                 self._dtype = W.dtype
                 E, out, width = (W.mT if module.is_transposed else W).shape
                 shapes = shapes_of("mxfp4", E, out, width)
@@ -121,8 +123,13 @@ class Mxfp4Quantizer(_Keeping, Mxfp4HfQuantizer):
 
 
 class FP8Quantizer(_Keeping, FineGrainedFP8HfQuantizer):
-    """Checkpoints of DeepSeek-V3, Qwen3-FP8 and others with scales of 128 x 128 blocks. Linear
-    layers are dequantised while they are loaded, since transformers' cannot be trained."""
+    """Quantizer of FP8 checkpoints with scales of 128 x 128 blocks.
+
+    Such checkpoints are those of DeepSeek-V3 and Qwen3-FP8.
+
+    Linear layers are dequantised while they are loaded, because transformers' FP8 layers cannot be
+    trained.
+    """
 
     _format: Format = "fp8"
     _given: list[tuple[list[str], Any]]  # the model's own converters, by their targets
@@ -130,23 +137,23 @@ class FP8Quantizer(_Keeping, FineGrainedFP8HfQuantizer):
     def _why_not(self, model: Any, experts: dict[str, nn.Module]) -> str:
         config = self.quantization_config
         if (method := str(getattr(config.quant_method, "value", config.quant_method))) != "fp8":
-            return f"quant_method is {method}, expected fp8"
+            return f"quant_method must be fp8, got {method}"
         if list(config.weight_block_size or ()) != [128, 128]:
-            return f"weight_block_size is {config.weight_block_size}, expected 128 x 128"
+            return f"weight_block_size must be 128 x 128, got {config.weight_block_size}"
         if config.activation_scheme != "dynamic":
-            return f"activation_scheme is {config.activation_scheme}, expected dynamic"
+            return f"activation_scheme must be dynamic, got {config.activation_scheme}"
         for of_experts in (config, model.config.get_text_config()):
             if getattr(of_experts, "expert_dtype", None) not in (None, "fp8"):
-                return f"expert_dtype is {of_experts.expert_dtype}, expected fp8"
+                return f"expert_dtype must be fp8, got {of_experts.expert_dtype}"
         for name, module in experts.items():
             width = module.down_proj.shape[1 if module.is_transposed else 2]
             if module.has_gate and width % 128:
-                return f"{name} has {width} gate rows, expected a multiple of 128"
+                return f"the number of gate rows of {name} must be a multiple of 128, got {width}"
         return ""
 
     def _process_model_before_weight_loading(self, model: Any, **named: Any) -> None:
         if self.keeps_experts:
-            self.quantization_config.dequantize = True  # linear layers
+            self.quantization_config.dequantize = True  # of linear layers
         super()._process_model_before_weight_loading(model, **named)
         if not self.keeps_experts:
             return
@@ -163,18 +170,18 @@ class FP8Quantizer(_Keeping, FineGrainedFP8HfQuantizer):
                     module.register_parameter(weight + ending, parameter)
 
     def update_weight_conversions(self, weight_conversions: list, *model: Any) -> list:
-        """Experts' converters make weights and scales; those of linear layers dequantise."""
+        """Make weights and scales of experts; the converters of linear layers dequantise."""
         if not self.keeps_experts:
             return super().update_weight_conversions(weight_conversions, *model)
         self._given = [(c._original_target_patterns, c) for c in weight_conversions]
-        if model:  # newer than 5.17: the parameters decide, and experts have those of scales
+        if model:  # after 5.17 the parameters decide, and experts have those of scales
             return super().update_weight_conversions(weight_conversions, *model)
         merges = [c for c in weight_conversions if _merges(c)]
         others = [c for c in weight_conversions if not _merges(c)]
         return merges + super().update_weight_conversions(others)
 
     def _finish(self, model: Any) -> None:
-        """A saved model has linear layers in 16 bits, and its configuration names them."""
+        """Put linear layers of a saved model in 16 bits into its configuration."""
         kept = []
         for converter in getattr(model, "_weight_conversions", None) or []:
             operations = getattr(converter, "operations", [])
@@ -192,12 +199,12 @@ class FP8Quantizer(_Keeping, FineGrainedFP8HfQuantizer):
 def _put_loaded(
     module: nn.Module, weight: str, tensors: dict, format: Format, dtype: torch.dtype
 ) -> None:
-    """Make the module's quantised weight of the attributes that the loader has filled."""
+    """Make the module's quantised weight from the attributes that the loader has filled."""
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if any(t.device.type == "meta" for name, t in present.items() if name.startswith(weight)):
         raise NotImplementedError(
-            f"tilemoe: {weight} of {type(module).__qualname__} is quantised and cannot be "
-            "offloaded to the CPU or a disk"
+            f"{weight} of {type(module).__qualname__} is quantised and cannot be offloaded "
+            "to the CPU or a disk"
         )
     transposed = is_stored_transposed(module, format)
     made = QuantizedExperts.from_state_dict(present, weight, transposed=transposed, dtype=dtype)
@@ -205,7 +212,7 @@ def _put_loaded(
 
 
 def _merges(converter: Any) -> bool:
-    """Whether it makes one tensor of those of all experts."""
+    """Return whether the converter makes one tensor from those of all experts."""
     return any(isinstance(op, MergeModulelist) for op in getattr(converter, "operations", []))
 
 

@@ -1,10 +1,12 @@
-"""PEFT's adapters of experts' weights in TileMoE's GEMMs; `tilemoe.peft` is the public module.
+"""Compute PEFT's adapters of experts' weights in TileMoE's GEMMs.
 
-PEFT wraps an experts module once per weight that it adapts. Each wrapper's forward activates its
-adapter around the forward of what it wraps, by a parametrization. The activation is replaced: the
-adapter's factors are set for the experts' forward, which passes those of both wrappers to one call
-of tilemoe.moe. Methods that PEFT calls at these points check a model's targets before it is
-wrapped, and convert saved factors when they are loaded. Nothing else of PEFT is changed."""
+`tilemoe.peft` is the public module. PEFT wraps an experts module once per weight that it adapts.
+Each wrapper's forward activates its adapter around the forward of the wrapped module, by a
+parametrization. This module replaces the activation: the adapter's factors are set for the experts'
+forward, which passes those of both wrappers to one call of tilemoe.moe. Methods that PEFT calls at
+these points check a model's targets before it is wrapped, and convert saved factors when they are
+loaded. Nothing else of PEFT is changed.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -31,28 +33,28 @@ def register(*, ambiguous_roles: Roles | None = None) -> None:
     """Compute PEFT's adapters of experts (`LoraConfig(target_parameters=...)`) in TileMoE's GEMMs.
 
     This applies to every model whose experts implementation is TileMoE, also to models that PEFT
-    has wrapped before. Everything else remains PEFT's. If TileMoE cannot compute an adapter, PEFT
-    does, by the sum of weight and adapter at each call, and a warning gives the reason once.
+    has already wrapped. PEFT does everything else. If TileMoE cannot compute an adapter, PEFT adds
+    weight and adapter at each call, and a warning gives the reason once.
 
-    A LoraConfig is checked before adapters are made: if it names a weight of experts of which PEFT
+    A LoraConfig is checked before adapters are made: if it names a weight of experts for which PEFT
     would make no adapter, a ValueError names that weight. Adapters of experts that were saved in
     another layout, by PEFT before 0.19.1 or by unsloth, are converted when they are loaded.
 
     Args:
-        ambiguous_roles: the roles of lora_A and lora_B in adapters of PEFT before 0.19.1 whose
-            shapes do not show them, because in = out: "current" if lora_A has the width of the
-            inputs, "reversed" if it has that of the outputs. None: such adapters are refused.
+        ambiguous_roles: Roles of lora_A and lora_B in adapters of PEFT before 0.19.1 whose shapes
+            do not determine them, because in = out: "current" if lora_A has the width of the
+            inputs, "reversed" if it has the width of the outputs. None: such adapters raise an
+            error.
 
     Raises:
         ImportError: PEFT is not installed, or older than 0.21.
-        ValueError: ambiguous_roles is none of these.
+        ValueError: ambiguous_roles has another value.
     """
     if ambiguous_roles not in (None, "current", "reversed"):
         raise ValueError(
-            f"tilemoe.peft: ambiguous_roles is {ambiguous_roles!r}, expected None, 'current' or "
-            "'reversed'"
+            f"ambiguous_roles must be None, 'current' or 'reversed', got {ambiguous_roles!r}"
         )
-    needs = "tilemoe.peft needs transformers 5.17 and PEFT 0.21 or newer"
+    needs = "tilemoe.peft requires transformers >= 5.17 and PEFT >= 0.21"
     try:
         import peft
         from peft.config import PeftConfigMixin
@@ -71,7 +73,7 @@ def register(*, ambiguous_roles: Roles | None = None) -> None:
     ]
     owned = [*replaced, (ParamWrapper, "get_delta_factors", None)]  # 0.21's
     if not all(hasattr(owner, name) for owner, name, _ in owned):
-        raise ImportError(f"{needs}, but peft is {peft.__version__}")
+        raise ImportError(f"{needs}, got PEFT {peft.__version__}")
     global _ambiguous_roles
     _ambiguous_roles = ambiguous_roles
     for owner, name, make in replaced:
@@ -83,7 +85,7 @@ def register(*, ambiguous_roles: Roles | None = None) -> None:
 
 
 def _activation(theirs: Callable) -> Callable:
-    """ParamWrapper._activate_lora: `theirs`, unless TileMoE computes the adapter."""
+    """Return a ParamWrapper._activate_lora that uses TileMoE if possible, else `theirs`."""
 
     @wraps(theirs)
     def _activate_lora(self: Any, active_adapters: list[str]) -> Any:
@@ -101,8 +103,10 @@ def _activation(theirs: Callable) -> Callable:
 
 
 class _Activation:
-    """A context in which the forward of `experts` must read the adapter of a weight. (With
-    contextmanager, the host would take 10 us longer.)"""
+    """Context in which the forward of `experts` must read the adapter of a weight.
+
+    With contextlib.contextmanager the host would need 10 us more.
+    """
 
     def __init__(self, experts: torch.nn.Module, weight: str, adapter: Adapter) -> None:
         self.experts, self.weight, self.adapter = experts, weight, adapter
@@ -114,13 +118,13 @@ class _Activation:
         expert_adapters.remove(self.experts, self.weight)
         if kind is None and not self.adapters.are_read:
             raise RuntimeError(
-                f"tilemoe.peft: the adapter of {self.weight} was not used: the forward of "
+                f"the adapter of {self.weight} was not used, because the forward of "
                 f"{_name(self.experts)} did not call TileMoE"
             )
 
 
 def _preparation(theirs: Callable) -> Callable:
-    """LoraModel._prepare_model: a check of the targets, then `theirs`."""
+    """Return a LoraModel._prepare_model that checks the targets, then calls `theirs`."""
 
     @wraps(theirs)
     def _prepare_model(self: Any, config: Any, model: torch.nn.Module) -> None:
@@ -133,8 +137,10 @@ def _preparation(theirs: Callable) -> Callable:
 
 
 def _merging(theirs: Callable) -> Callable:
-    """LoraModel._check_merge_allowed: `theirs`, and a check for quantised weights, before the first
-    module is merged."""
+    """Return a LoraModel._check_merge_allowed that calls `theirs` and checks for quantised weights.
+
+    The check runs before the first module is merged.
+    """
 
     @wraps(theirs)
     def _check_merge_allowed(self: Any) -> None:
@@ -143,16 +149,18 @@ def _merging(theirs: Callable) -> Callable:
             weight = getattr(module, "parameter_name", None)
             if weight in quantized_experts.names(_innermost(module)):
                 raise ValueError(
-                    f"tilemoe.peft: adapters of {name}.{weight} cannot be merged into a quantised "
-                    "weight: call model.dequantize() first, or load the base in 16 bits"
+                    f"adapters of {name}.{weight} cannot be merged into a quantised "
+                    "weight; call model.dequantize() first, or load the base in 16 bits"
                 )
 
     return _check_merge_allowed
 
 
 def _configuring(theirs: Callable) -> Any:
-    """PeftConfigMixin.from_peft_type: the entries of a layout, which no config class has, are kept
-    until the adapter is loaded."""
+    """Return a PeftConfigMixin.from_peft_type that keeps the entries of a layout.
+
+    No config class has these entries, which are kept until the adapter is loaded.
+    """
 
     @wraps(theirs)
     def from_peft_type(cls: type, **entries: Any) -> Any:
@@ -165,7 +173,7 @@ def _configuring(theirs: Callable) -> Any:
 
 
 def _loading(theirs: Callable) -> Any:
-    """LoraModel._remap_adapter_state_dict_for_load: the layout of PEFT, then `theirs`."""
+    """Return a LoraModel._remap_adapter_state_dict_for_load with PEFT's layout, then `theirs`."""
 
     @wraps(theirs)
     def _remap_adapter_state_dict_for_load(
@@ -179,7 +187,7 @@ def _loading(theirs: Callable) -> Any:
 
 
 def _loading_of_transformers(theirs: Callable) -> Callable:
-    """load_adapter of transformers' models, which reads the file into the parameters itself."""
+    """Return a load_adapter for transformers' models, which reads files into the parameters."""
 
     @wraps(theirs)
     def load_adapter(
@@ -194,11 +202,12 @@ def _loading_of_transformers(theirs: Callable) -> Callable:
 
 
 def _adapter(wrapper: Any, name: str) -> Adapter:
-    """The adapter's factors, as views of PEFT's parameters: A's rows are expert * r + rank, B's
-    columns rank * E + expert.
+    """Return the adapter's factors, as views of PEFT's parameters.
 
-    They are packed anew in each call. A cache could not know when to: FSDP-2 gathers a parameter
-    into the same tensor after each step without a new version, and writes to .data have none."""
+    The rows of A are expert * r + rank, the columns of B rank * E + expert. They are packed again
+    in each call. A cache cannot detect changes: FSDP-2 gathers a parameter into the same tensor
+    after each step without a new version, and writes to .data have no version.
+    """
     A, B, E = wrapper.lora_A[name].weight, wrapper.lora_B[name].weight, wrapper.num_experts
     A = A.view(E, -1, A.shape[1])
     B = B.view(B.shape[0], -1, E).permute(2, 0, 1)
@@ -206,7 +215,7 @@ def _adapter(wrapper: Any, name: str) -> Adapter:
 
 
 def _innermost(wrapper: Any) -> Any:
-    """The module in all wrappers. (get_base_layer() takes ten times as long.)"""
+    """Return the module in all wrappers, ten times faster than get_base_layer()."""
     module = wrapper
     while (inner := module._modules.get("base_layer")) is not None:
         module = inner
@@ -214,14 +223,13 @@ def _innermost(wrapper: Any) -> Any:
 
 
 def _is_fused(wrapper: Any, experts: Any, names: list[str]) -> bool:
-    """Whether TileMoE computes the active adapters `names`. Reports why not, if they are of
-    experts."""
+    """Return whether TileMoE computes the active adapters `names`; warn if not, for experts."""
     if not _is_experts(experts):
-        return False  # a router's weight, for instance
+        return False  # a router's weight, for example
     if reason := _why_not(wrapper, experts, names):
         if wrapper.parameter_name in quantized_experts.names(experts):
             raise NotImplementedError(
-                f"tilemoe.peft: the adapter of {_name(experts)}.{wrapper.parameter_name}, which is "
+                f"the adapter of {_name(experts)}.{wrapper.parameter_name}, which is "
                 f"quantised, cannot be computed: {reason}"
             )
         _report(f"{_name(experts)}.{wrapper.parameter_name}", reason)
@@ -241,7 +249,7 @@ def _why_not(wrapper: Any, experts: Any, names: list[str]) -> str:
         return "two wrappers adapt it"
     (name,) = names
     if wrapper.r[name] > MAX_RANK:
-        return f"the rank {wrapper.r[name]} of adapter {name} is over {MAX_RANK}"
+        return f"the rank of adapter {name} must be at most {MAX_RANK}, got {wrapper.r[name]}"
     if not isinstance(wrapper.lora_dropout[name], torch.nn.Identity):
         return f"adapter {name} has dropout"
     if wrapper.use_dora.get(name) or name in wrapper.lora_variant:
@@ -252,7 +260,7 @@ def _why_not(wrapper: Any, experts: Any, names: list[str]) -> str:
 
 
 def _is_experts(module: torch.nn.Module) -> bool:
-    """Whether the module has transformers' experts interface."""
+    """Return whether the module has transformers' experts interface."""
     return hasattr(module, "has_gate") and dispatching_forward(type(module)) is not None
 
 
@@ -266,8 +274,8 @@ def _name(experts: torch.nn.Module) -> str:
 
 def _report(weight: str, reason: str) -> None:
     message = (
-        f"tilemoe.peft: PEFT computes the adapter of {weight} by adding it to the weight at each "
-        f"call, since {reason}"
+        f"PEFT computes the adapter of {weight} by adding it to the weight at each call, "
+        f"because {reason}"
     )
     if message not in _reported:
         _reported.add(message)

@@ -1,11 +1,12 @@
-"""Saved adapters of experts in other layouts than PEFT's, converted when they are loaded.
+"""Convert saved adapters of experts from other layouts to PEFT's while they are loaded.
 
-PEFT's own: lora_A (E r, in) with row expert * r + rank, lora_B (out, r E) with column
-rank * E + expert. Two others have been saved:
-- Up to 0.19.0 PEFT took the input of most experts for their output: lora_A is (E r, out) and lora_B
-  (in, r E). The shapes show it, unless in = out for every weight of the model.
-- unsloth: lora_B's column is expert * r + rank, with the same shape. Entries of
-  adapter_config.json, which PEFT ignores, say so.
+PEFT's layout is lora_A (E r, in) with row expert * r + rank, and lora_B (out, r E) with column
+rank * E + expert. Two other layouts have been saved:
+
+- PEFT up to 0.19.0 exchanged input and output of most experts: lora_A is (E r, out) and lora_B
+  (in, r E). The shapes determine the layout, unless in = out for every weight of the model.
+- unsloth: the column of lora_B is expert * r + rank, with the same shape. Entries of
+  adapter_config.json, which PEFT ignores, describe it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -16,19 +17,19 @@ from torch import Tensor
 Roles = Literal["current", "reversed"]
 _ATTRIBUTE = "_tilemoe_saved"
 _RANK_MAJOR, _EXPERT_MAJOR = "rank_major", "grouped_by_expert"
-_FIRST_CURRENT = (0, 19, 1)  # of PEFT's versions, the first that saves every model in its layout
+_FIRST_CURRENT = (0, 19, 1)  # the first version of PEFT that saves every model in its layout
 
 
 class Saved(NamedTuple):
-    """What adapter_config.json says about an adapter's layout."""
+    """Layout of an adapter according to adapter_config.json."""
 
-    version: str | None  # of PEFT
+    version: str | None  # version of PEFT
     of_B: str | None
     of_B_by_parameter: dict[str, str]
 
 
 def take_entries(entries: dict[str, Any]) -> Saved:
-    """Take the layout's entries out of those of adapter_config.json."""
+    """Remove the layout's entries from those of adapter_config.json and return them."""
     of_B = entries.pop("lora_B_layout", None)
     detail = entries.pop("unsloth_fused_expert_lora", None) or {}
     by_parameter = {
@@ -40,16 +41,17 @@ def take_entries(entries: dict[str, Any]) -> Saved:
 
 
 def keep(config: Any, saved: Saved) -> None:
-    """Remember it until the factors are loaded."""
+    """Remember the layout until the factors are loaded."""
     setattr(config, _ATTRIBUTE, saved)
 
 
 def convert_loaded(
     model: torch.nn.Module, config: Any, adapter: str, ambiguous_roles: Roles | None
 ) -> None:
-    """Convert an adapter's factors in place, after a loader that has copied those of a file.
+    """Convert an adapter's factors in place, after a loader has copied those of a file.
 
-    The arguments are those of converted()."""
+    The arguments are those of converted().
+    """
     loaded = {
         f"{name}.lora_{factor}.weight": getattr(module, f"lora_{factor}")[adapter].weight
         for name, module in model.named_modules()
@@ -63,7 +65,7 @@ def convert_loaded(
 
 
 class _Pair(NamedTuple):
-    """A wrapper's factors in a state dict."""
+    """Factors of a wrapper in a state dict."""
 
     wrapper: Any
     key_A: str
@@ -80,18 +82,18 @@ def converted(
     """Convert the factors of experts to PEFT's layout.
 
     Args:
-        model: the model, with the adapter's wrappers.
-        config: the adapter's LoraConfig.
-        adapter: its name.
-        state_dict: tensors by their names in a saved adapter.
-        ambiguous_roles: the roles of lora_A and lora_B if neither the shapes nor PEFT's version
-            show them; None: refuse the adapter.
+        model: Model with the adapter's wrappers.
+        config: LoraConfig of the adapter.
+        adapter: Name of the adapter.
+        state_dict: Tensors by their names in a saved adapter.
+        ambiguous_roles: Roles of lora_A and lora_B if neither the shapes nor PEFT's version
+            determine them; None: raise an error.
 
     Returns:
         A state dict with the same names.
 
     Raises:
-        ValueError: the layout is unknown or ambiguous; the message names the weight.
+        ValueError: The layout is unknown or ambiguous; the message names the weight.
     """
     pairs = _pairs(model, adapter, state_dict)
     if not pairs:
@@ -116,7 +118,7 @@ def converted(
 
 
 def _pairs(model: torch.nn.Module, adapter: str, state_dict: dict[str, Tensor]) -> list[_Pair]:
-    """The factors of transformers' experts whose shapes have either layout."""
+    """Return the factors of transformers' experts whose shapes have either layout."""
     found = []
     for name, module in model.named_modules():
         is_wrapper = getattr(module, "_param_ndim", 0) == 3 and adapter in module.r
@@ -132,7 +134,7 @@ def _pairs(model: torch.nn.Module, adapter: str, state_dict: dict[str, Tensor]) 
 
 
 def _roles_of(pair: _Pair, adapter: str, state_dict: dict[str, Tensor]) -> set[Roles]:
-    """The roles that the shapes allow; none if PEFT will refuse them."""
+    """Return the roles that the shapes allow; none if PEFT will reject them."""
     wrapper, inputs, outputs = pair.wrapper, pair.wrapper.in_features, pair.wrapper.out_features
     rows = wrapper.num_experts * wrapper.r[adapter]
     shapes = tuple(state_dict[pair.key_A].shape), tuple(state_dict[pair.key_B].shape)
@@ -156,8 +158,8 @@ def _are_reversed(
         roles &= _roles_of(pair, adapter, state_dict)
     if not roles:
         raise ValueError(
-            f"tilemoe.peft: in adapter {adapter} lora_A and lora_B have the layout of PEFT before "
-            "0.19.1 for some experts' weights, but not for others"
+            f"lora_A and lora_B of adapter {adapter} have the layout of PEFT before 0.19.1 "
+            "for some experts' weights, but not for others"
         )
     if len(roles) == 1:
         return roles == {"reversed"}
@@ -165,10 +167,11 @@ def _are_reversed(
         return False
     if ambiguous_roles is None:
         raise ValueError(
-            f"tilemoe.peft: adapter {adapter} was saved by PEFT {saved.version or 'before 0.18'}, "
-            f"whose layout of {pairs[0].key_A} depends on the version, and the shapes do not show "
-            "it, because in = out: call tilemoe.peft.register(ambiguous_roles='reversed') if "
-            "lora_A has the outputs' width, else register(ambiguous_roles='current')"
+            f"adapter {adapter} was saved by PEFT {saved.version or 'before 0.18'}, whose "
+            f"layout of {pairs[0].key_A} depends on the version, and the shapes do not "
+            "determine the layout, because in = out; call "
+            "tilemoe.peft.register(ambiguous_roles='reversed') if lora_A has the outputs' "
+            "width, else register(ambiguous_roles='current')"
         )
     return ambiguous_roles == "reversed"
 
@@ -188,7 +191,7 @@ def _is_expert_major(saved: Saved | None, parameter: str) -> bool:
     layout = saved.of_B_by_parameter.get(parameter, saved.of_B)
     if layout not in (None, _RANK_MAJOR, _EXPERT_MAJOR):
         raise ValueError(
-            f"tilemoe.peft: adapter_config.json says that lora_B of {parameter} is {layout!r}, "
-            f"expected {_RANK_MAJOR!r} or {_EXPERT_MAJOR!r}"
+            f"lora_B of {parameter} in adapter_config.json must be {_RANK_MAJOR!r} or "
+            f"{_EXPERT_MAJOR!r}, got {layout!r}"
         )
     return layout == _EXPERT_MAJOR

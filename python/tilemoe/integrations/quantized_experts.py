@@ -1,9 +1,11 @@
-"""Quantised weights of transformers' experts modules.
+"""Store quantised weights of transformers' experts modules.
 
-A module has one `QuantizedExperts` for a quantised weight, as buffers of bytes: casts of the module
-(`half()`, `to(dtype)`) leave them as they are. The weight's own name remains a parameter with its
-shape, dtype and device, but without memory, for code that reads only these, such as PEFT's.
-State dicts have the names of the weight's checkpoint format and neither of the former."""
+A module has one `QuantizedExperts` for a quantised weight, as buffers of bytes, so that casts of
+the module (`half()`, `to(dtype)`) do not change them. The weight's own name remains a parameter
+with its shape, dtype and device, but without memory, for code that reads only these, such as
+PEFT's. State dicts contain neither the buffers nor this parameter, but the names of the weight's
+checkpoint format.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,14 +19,17 @@ from ..quantization import QuantizedExperts, quantize_experts
 
 _ATTRIBUTE = "_tilemoe_quantized"  # {weight: (format, shape, transposed, dtype, arrays' dtypes)}
 _FP8_SCALES = "_scale_inv"
-_LOADED = "_blocks", "_scales", _FP8_SCALES  # of attributes that a checkpoint is loaded into
-_ALIGNMENT = 16  # bytes, of arrays that kernels read
+_LOADED = "_blocks", "_scales", _FP8_SCALES  # attributes into which a checkpoint is loaded
+_ALIGNMENT = 16  # alignment in bytes of arrays that kernels read
 _aten = torch.ops.aten
 
 
 class ShapeOnly(Tensor):
-    """A weight's shape, dtype and device. It can be copied, cast and moved; anything that reads
-    its values raises NotImplementedError with the weight's name."""
+    """Shape, dtype and device of a weight.
+
+    It can be copied, cast and moved; anything that reads its values raises NotImplementedError with
+    the weight's name.
+    """
 
     weight: str
 
@@ -55,13 +60,13 @@ class ShapeOnly(Tensor):
             return first
         weight = next(t.weight for t in args if isinstance(t, cls))
         raise NotImplementedError(
-            f"tilemoe: {weight} is quantised, so that {packet} cannot read it: only "
-            "experts_implementation='tilemoe' computes with it, its adapters need "
-            "tilemoe.peft.register(), and model.dequantize() makes 16 bits of it"
+            f"{weight} is quantised, so {packet} cannot read it; use "
+            "experts_implementation='tilemoe' to compute with it, tilemoe.peft.register() "
+            "for its adapters, or model.dequantize() for 16 bits"
         )
 
     def element_size(self) -> int:
-        """0: the parameter has no memory."""
+        """Return 0: the parameter has no memory."""
         return 0
 
     @property
@@ -71,23 +76,26 @@ class ShapeOnly(Tensor):
 
 
 def weights_of(experts: nn.Module) -> list[str]:
-    """The names of W1 and W2 of an experts module."""
+    """Return the names of W1 and W2 of an experts module."""
     return ["gate_up_proj" if experts.has_gate else "up_proj", "down_proj"]
 
 
 def names(experts: nn.Module) -> list[str]:
-    """The names of the module's quantised weights."""
+    """Return the names of the module's quantised weights."""
     return list(getattr(experts, _ATTRIBUTE, ()))
 
 
 def buffers(experts: nn.Module) -> set[str]:
-    """The names of the buffers of the module's quantised weights."""
+    """Return the names of the buffers of the module's quantised weights."""
     return {_buffer(weight, field) for weight in names(experts) for field in Arrays._fields}
 
 
 def put(experts: nn.Module, weight: str, quantized: QuantizedExperts) -> None:
-    """Replace a parameter of the module by its quantised form. The order of the parameters stays:
-    PEFT nests the wrappers of weights, and so names their adapters, in this order."""
+    """Replace a parameter of the module by its quantised form.
+
+    The order of the parameters does not change, because PEFT nests the wrappers of weights, and so
+    names their adapters, in this order.
+    """
     for ending in _LOADED:
         experts._parameters.pop(weight + ending, None)
         experts._buffers.pop(weight + ending, None)
@@ -115,10 +123,11 @@ def put(experts: nn.Module, weight: str, quantized: QuantizedExperts) -> None:
 
 
 def get(experts: nn.Module, weight: str) -> QuantizedExperts | None:
-    """The module's quantised weight, or that of transformers' FP8Experts; None if it is in 16 bits.
+    """Return the module's quantised weight, or that of FP8Experts; None if it is in 16 bits.
 
     Raises:
-        ValueError: the weight should be trained."""
+        ValueError: The weight requires a gradient.
+    """
     known = getattr(experts, _ATTRIBUTE, None)
     if known is None or weight not in known:
         return _of_transformers(experts, weight)
@@ -126,8 +135,8 @@ def get(experts: nn.Module, weight: str) -> QuantizedExperts | None:
     own = None if torch.compiler.is_compiling() else experts._parameters.get(weight)
     if own is not None and own.requires_grad:
         raise ValueError(
-            f"tilemoe: {weight} of {_library.class_of(experts)} requires a gradient, but it is "
-            "quantised: train adapters of it, or call model.dequantize()"
+            f"{weight} of {_library.class_of(experts)} requires a gradient, but it is "
+            "quantised; train adapters of it, or call model.dequantize()"
         )
     arrays = [
         None if of is None else experts._buffers[_buffer(weight, field)].view(of)
@@ -137,13 +146,13 @@ def get(experts: nn.Module, weight: str) -> QuantizedExperts | None:
 
 
 def fp8_of_transformers(experts: nn.Module) -> set[str]:
-    """The names of the parameters of transformers' FP8Experts; none of another module."""
+    """Return the names of the parameters of transformers' FP8Experts; none of another module."""
     scaled = [name for name in weights_of(experts) if name + _FP8_SCALES in experts._parameters]
     return {name + ending for name in scaled for ending in ("", _FP8_SCALES)}
 
 
 def _of_transformers(experts: nn.Module, weight: str) -> QuantizedExperts | None:
-    """The same of FP8Experts, whose parameters are the codes and the scales."""
+    """Return a weight of FP8Experts, whose parameters are the codes and the scales."""
     codes, scales = (experts._parameters.get(weight + ending) for ending in ("", _FP8_SCALES))
     if codes is None or scales is None:
         return None
@@ -152,20 +161,22 @@ def _of_transformers(experts: nn.Module, weight: str) -> QuantizedExperts | None
 
 
 def quantize(experts: nn.Module, weight: str, W: Tensor, format: Format) -> None:
-    """Put the quantised form of W, which is as the module stores it."""
+    """Put the quantised form of W, which has the module's layout, into the module."""
     in_order = W.mT if experts.is_transposed else W  # (E, out, in)
     transposed = is_stored_transposed(experts, format)
     put(experts, weight, quantize_experts(in_order, format, transposed=transposed))
 
 
 def is_stored_transposed(experts: nn.Module, format: Format) -> bool:
-    """Whether the quantised weights of the module are (E, in, out), as its own are."""
+    """Return whether the quantised weights of the module are (E, in, out), as its own are."""
     return experts.is_transposed and format not in ("mxfp4", "nvfp4")
 
 
 def dequantize(experts: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Make parameters of the module's quantised weights. They stay frozen: adapters of them may be
-    trained."""
+    """Make parameters from the module's quantised weights.
+
+    The parameters stay frozen: adapters of them may be trained.
+    """
     for weight in names(experts):
         quantized = get(experts, weight)
         assert quantized is not None
@@ -182,7 +193,7 @@ def _buffer(weight: str, field: str) -> str:
 
 
 def _bytes(field: str, array: Tensor) -> Tensor:
-    """The array's memory. Weights that share a map get copies: a file has each tensor once."""
+    """Return the array's bytes, copied for a shared map: a file has each tensor once."""
     array = array.detach().contiguous()
     if field == "scale_map" or array.data_ptr() % _ALIGNMENT:
         array = array.clone()
@@ -190,7 +201,7 @@ def _bytes(field: str, array: Tensor) -> Tensor:
 
 
 def _save(experts: nn.Module, state_dict: dict, prefix: str, metadata: Any) -> None:
-    """The hook after state_dict()."""
+    """Replace the entries after state_dict()."""
     for weight in names(experts):
         for name in (weight, *(_buffer(weight, field) for field in Arrays._fields)):
             state_dict.pop(prefix + name, None)
@@ -203,7 +214,7 @@ def _load(
     experts: nn.Module, state_dict: dict, prefix: str, metadata: Any, strict: bool,
     missing: list[str], unexpected: list[str], errors: list[str],
 ) -> None:  # fmt: skip
-    """The hook before load_state_dict(): the tensors of a checkpoint as this module's buffers."""
+    """Load the tensors of a checkpoint as the module's buffers, before load_state_dict()."""
     for weight in names(experts):
         own, name = get(experts, weight), prefix + weight
         assert own is not None

@@ -1,8 +1,8 @@
-"""Experts that are quantised while a model of transformers in 16 bits is loaded, and in its files:
-the quantizer of `QuantizedExpertsConfig`.
+"""Quantise experts while a model of transformers in 16 bits is loaded, and load its saved files.
 
-Its classes derive from transformers'. kept_quantized.py has those of checkpoints in MXFP4 and
-FP8."""
+The classes derive from transformers' and include the quantizer of `QuantizedExpertsConfig`.
+kept_quantized.py has the classes for checkpoints in MXFP4 and FP8.
+"""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ from .transformers import is_tilemoe
 from .transformers_loop import dispatching_forward
 
 METHOD = "tilemoe"
-_SUFFIXES = (  # of the names in checkpoints of all formats
+_SUFFIXES = (  # suffixes of names in checkpoints of all formats
     "_blocks", "_scales", "_scale_inv", "_scale_2", "_scale", r"\.nested_absmax",
     r"\.nested_quant_map", r"\.absmax", r"\.quant_map", r"\.quant_state\.bitsandbytes__nf4", "",
 )  # fmt: skip
@@ -31,16 +31,17 @@ _SUFFIXES = (  # of the names in checkpoints of all formats
 class QuantizedExpertsConfig(QuantizationConfigMixin):
     """Quantise the weights of experts while a model in 16 bits is loaded, one weight at a time.
 
-    Every other weight stays in 16 bits. A model that is saved has the quantised weights, and is
-    loaded with them.
+    All other weights stay in 16 bits. A saved model has the quantised weights, and is loaded with
+    them.
 
     Args:
         format: "fp8", "mxfp4", "nf4", "nf4_double" or "nvfp4".
-        modules_to_not_convert: names of experts modules, or ends or beginnings of them, whose
+        modules_to_not_convert: Names of experts modules, or ends or beginnings of names, whose
             weights stay in 16 bits.
+        quant_method: Name of this method in a configuration file.
 
     Raises:
-        ValueError: another format.
+        ValueError: The format has another value.
     """
 
     def __init__(
@@ -48,12 +49,10 @@ class QuantizedExpertsConfig(QuantizationConfigMixin):
         format: Format = "nf4",
         modules_to_not_convert: list[str] | None = None,
         *,
-        quant_method: str = METHOD,  # as a configuration's file has it
+        quant_method: str = METHOD,  # as in a configuration file
     ) -> None:
         if format not in FORMATS:
-            raise ValueError(
-                f"tilemoe: format is {format!r}, expected one of {', '.join(FORMATS)}"
-            )
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
         self.quant_method = quant_method  # type: ignore[assignment]
         self.format = format
         self.modules_to_not_convert = modules_to_not_convert
@@ -63,12 +62,12 @@ class QuantizedExpertsConfig(QuantizationConfigMixin):
 
 
 class TileMoEQuantizer(HfQuantizer):
-    """The quantizer of QuantizedExpertsConfig."""
+    """Quantizer of QuantizedExpertsConfig."""
 
     quantization_config: QuantizedExpertsConfig
 
     def validate_environment(self, *args: Any, **named: Any) -> None:
-        """Nothing is needed."""
+        """Do nothing: the quantizer has no requirements."""
 
     def _process_model_before_weight_loading(self, model: Any, **named: Any) -> None:
         config = self.quantization_config
@@ -77,8 +76,7 @@ class TileMoEQuantizer(HfQuantizer):
         if why or not experts:
             why = why or "it has no experts with transformers' interface"
             raise NotImplementedError(
-                f"tilemoe: the experts of this {type(model).__qualname__} cannot be quantised: "
-                f"{why}"
+                f"the experts of this {type(model).__qualname__} cannot be quantised: {why}"
             )
         if self.pre_quantized:
             for module in experts.values():
@@ -115,7 +113,7 @@ class TileMoEQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **named: Any) -> Any:
         if known := getattr(model, "_weight_conversions", None):
-            # Saved names are those of whole weights, also if a file in 16 bits had other ones.
+            # Saved names are those of whole weights, even if a 16-bit file had other names.
             model._weight_conversions = [c for c in known if not _makes_experts(c)]
         return model
 
@@ -135,7 +133,7 @@ class TileMoEQuantizer(HfQuantizer):
 
 
 class _Quantize(ConversionOps):
-    """Quantises a weight that has been read, into the module."""
+    """Operation that quantises a weight after it was read, into the module."""
 
     def __init__(self, format: Format) -> None:
         self.format = format
@@ -153,10 +151,10 @@ class _Quantize(ConversionOps):
 
 
 class _Deserialize(ConversionOps):
-    """Puts the arrays of a quantised weight into the module."""
+    """Operation that puts the arrays of a quantised weight into the module."""
 
     def __init__(self, quantizer: TileMoEQuantizer, weight: str) -> None:
-        self.hf_quantizer, self.weight = quantizer, weight  # 5.24 leaves dtypes to such operations
+        self.hf_quantizer, self.weight = quantizer, weight  # 5.24 leaves dtypes to these operations
 
     def convert(  # type: ignore[override]
         self,
@@ -182,7 +180,7 @@ class _Deserialize(ConversionOps):
 
 
 def _bytes_of_a_value(format: Format) -> float:
-    """With its share of the scales."""
+    """Return the bytes per value, including its share of the scales."""
     R = C = 4096
     arrays = shapes_of(format, 1, R, C).values()
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in arrays) / (R * C)
@@ -203,16 +201,16 @@ def _declare_codes(experts: nn.Module, format: Format) -> None:
 
 
 def quantize(model: nn.Module, format: Format = "nf4") -> None:
-    """Quantise the weights of a model's experts in place, one after the other.
+    """Quantise the weights of a model's experts in place, one after another.
 
     Args:
-        model: a model of transformers in 16 or 32 bits whose experts implementation is TileMoE. If
-            it is on meta, only shapes are made.
+        model: Model of transformers in 16 or 32 bits whose experts implementation is TileMoE. If it
+            is on meta, only shapes are made.
         format: "fp8", "mxfp4", "nf4", "nf4_double" or "nvfp4".
 
     Raises:
-        NotImplementedError: the model has no experts that TileMoE computes.
-        ValueError: the format does not fit a weight.
+        NotImplementedError: The model has no experts that TileMoE computes.
+        ValueError: The format does not support the sizes of a weight.
     """
     quantizer = TileMoEQuantizer(QuantizedExpertsConfig(format), pre_quantized=False)
     quantizer.preprocess_model(model)
@@ -221,7 +219,7 @@ def quantize(model: nn.Module, format: Format = "nf4") -> None:
             W = module._parameters[weight]
             assert W is not None
             quantized_experts.quantize(module, weight, W.detach(), format)
-            del W  # before the next one
+            del W  # before the next weight
     model.hf_quantizer = quantizer  # type: ignore[assignment]
     quantizer.postprocess_model(model)
 
@@ -230,12 +228,12 @@ def quantize(model: nn.Module, format: Format = "nf4") -> None:
 
 
 def _is_experts(module: nn.Module) -> bool:
-    """Whether the module has transformers' experts interface, with weights of its own."""
+    """Return whether the module has transformers' experts interface and its own weights."""
     return hasattr(module, "has_gate") and dispatching_forward(type(module)) is not None
 
 
 def experts_of(model: nn.Module, skipped: list[str] | None) -> dict[str, nn.Module]:
-    """The experts modules by name, without those whose names `skipped` excludes."""
+    """Return the experts modules by name, without those whose names `skipped` excludes."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -244,22 +242,22 @@ def experts_of(model: nn.Module, skipped: list[str] | None) -> dict[str, nn.Modu
 
 
 def is_selected(config: Any) -> bool:
-    """Whether TileMoE is the model's experts implementation."""
+    """Return whether TileMoE is the model's experts implementation."""
     return is_tilemoe(config.get_text_config()._experts_implementation)
 
 
 def why_not_here(config: Any) -> str:
-    """Why this model cannot have quantised experts; nothing if it can."""
+    """Return why this model cannot have quantised experts; nothing if it can."""
     if not is_selected(config):
         name = config.get_text_config()._experts_implementation
-        return f"its experts_implementation is {name!r}, expected 'tilemoe'"
+        return f"its experts_implementation must be 'tilemoe', got {name!r}"
     if getattr(config, "distributed_config", None) is not None:
-        return "its experts are spread over ranks"
+        return "its experts are sharded over ranks"
     return ""
 
 
 def _makes_experts(converter: Any) -> bool:
-    """Whether the result of the conversion is a weight of experts."""
+    """Return whether the result of the conversion is a weight of experts."""
     ends = tuple(f"experts.{name}" for name in ("gate_up_proj", "up_proj", "down_proj"))
     targets = [target.rstrip("$") for target in converter._original_target_patterns]
     of_ours = any(isinstance(op, _Deserialize) for op in getattr(converter, "operations", []))
@@ -267,7 +265,7 @@ def _makes_experts(converter: Any) -> bool:
 
 
 def dequantized(model: Any, dtype: torch.dtype | None) -> Any:
-    """The model with parameters of all weights of experts."""
+    """Return the model with parameters for all weights of experts."""
     for module in model.modules():
         quantized_experts.dequantize(module, dtype)
     return model

@@ -1,10 +1,10 @@
-"""Recording and replaying the experts that models of transformers choose; `tilemoe.transformers` is
-the public module.
+"""Record and replay the experts that models of transformers choose.
 
-A router of transformers chooses by one torch.topk of K values over the experts, and computes the
-scores from its result. While a block runs, a torch function mode records the indices of that call,
-or returns given ones with the values at them. The scores are therefore computed by the model's own
-code, for every implementation of experts."""
+`tilemoe.transformers` is the public module. A router of transformers chooses by one torch.topk of K
+values over the experts, and computes the scores from its result. While a block runs, a torch
+function mode records the indices of that call, or returns given indices with the values at them.
+The scores are therefore computed by the model's own code, for every implementation of experts.
+"""
 
 import re
 from collections.abc import Sequence
@@ -18,26 +18,26 @@ from .transformers import is_tilemoe
 
 Order = Literal["layers_first", "tokens_first"]
 
-_STATE = "_tilemoe_routing"  # of a block, in its __dict__
+_STATE = "_tilemoe_routing"  # attribute of a block, in its __dict__
 _TOP_K = (torch.topk, torch.Tensor.topk)
 _LATE = (
-    "tilemoe: backward computes {name} again, but the replay_routing of its forward has ended, so "
-    "that other experts could be chosen: call backward() inside of the context"
+    "backward recomputes {name} after replay_routing has ended, so that it could choose "
+    "other experts; call backward() inside the context"
 )
 
 
 class record_routing:
     """Record the experts that each MoE layer of a model of transformers chooses.
 
-    A context manager. Every forward inside of it appends the ids of its tokens, on the device and
-    without a host sync: the prefill and each step of `generate`, for instance. A recomputation in
-    backward (gradient checkpointing) appends nothing. It works for every implementation of experts.
+    A context manager. Every forward inside it, for example the prefill and each step of `generate`,
+    appends the ids of its tokens on the device, without a host sync. A recomputation in backward
+    (gradient checkpointing) appends nothing. All implementations of experts are supported.
 
     Args:
-        model: a model of transformers, or a part of it.
+        model: A model of transformers, or a part of it.
 
     Raises:
-        ValueError: the model has no layer of experts.
+        ValueError: The model has no layer of experts.
 
     Example:
         >>> with tilemoe.transformers.record_routing(model) as routing:  # doctest: +SKIP
@@ -60,23 +60,24 @@ class record_routing:
 
     @property
     def layers(self) -> list[str]:
-        """The names of the layers, in the order of the ids."""
+        """Names of the layers, in the order of the ids."""
         return [layer.name for layer in self._layers]
 
     def ids(self, batch_size: int | None = None) -> Tensor | list[Tensor]:
-        """Return what was recorded.
+        """Return the recorded ids.
 
         Args:
-            batch_size: sequences in each forward. The ids of a forward are in the order of its
-                tokens, (batch, sequence), so those of several forwards of a batch, such as the
-                steps of `generate`, are joined along the sequence. None: in the order of forward.
+            batch_size: Number of sequences in each forward. The ids of a forward are in the order
+                of its tokens, (batch, sequence), so those of several forwards of a batch, such as
+                the steps of `generate`, are joined along the sequence. None: in the order of the
+                forwards.
 
         Returns:
-            ids (layers, tokens, K) int32, with batch_size (layers, batch, sequence, K). If K is not
-            the same in all layers, a list of each layer's.
+            ids, int32, shape (layers, tokens, K), or (layers, batch, sequence, K) with batch_size.
+            If K differs between layers, a list with the ids of each layer.
 
         Raises:
-            RuntimeError: a layer has not run, or the model was compiled before the context.
+            RuntimeError: A layer has not run, or the model was compiled before the context.
         """
         missing = [layer.name for layer, found in zip(self._layers, self._found) if not found]
         if missing:
@@ -90,29 +91,29 @@ class record_routing:
 class replay_routing:
     """Use given experts in each MoE layer of a model of transformers.
 
-    A context manager. Every forward inside of it sends token t of layer l to the experts
-    ids[l, t]. The router computes its logits, and its own code the scores at these ids, so the
-    router has a gradient. Replaying the model's own ids changes no bit. Call backward() inside of
-    the context, because gradient checkpointing computes the layers again.
+    A context manager. Every forward inside it sends token t of layer l to the experts ids[l, t].
+    The router computes its logits, and its own code the scores at these ids, so the router has a
+    gradient. Replaying the model's own ids does not change any bit. Call backward() inside the
+    context, because gradient checkpointing computes the layers again.
 
     Args:
-        model: a model of transformers, or a part of it.
-        ids: int8 to int64 or uint8, a tensor or an array of NumPy, or a sequence with the ids of
-            each layer. A token whose ids are all negative, such as padding, is computed by no
-            routed expert and gives the router no gradient. If only some of a token's ids are
-            negative, its scores are NaN.
-        order: "layers_first": (layers, tokens, K) or (layers, batch, sequence, K), as
-            `record_routing` returns them; "tokens_first": (tokens, layers, K) or (batch, sequence,
-            layers, K), as vLLM, SGLang and veRL pass routed experts. `layers` are the layers of
-            experts, or all hidden layers of the model: then those without experts are not read.
+        model: A model of transformers, or a part of it.
+        ids: int8 to int64 or uint8, a tensor or a NumPy array, or a sequence with the ids of each
+            layer. A token with only negative ids, such as padding, is not computed by any routed
+            expert and gives the router no gradient. If only some ids of a token are negative, its
+            scores are NaN.
+        order: "layers_first": (layers, tokens, K) or (layers, batch, sequence, K), as returned by
+            `record_routing`. "tokens_first": (tokens, layers, K) or (batch, sequence, layers, K),
+            as vLLM, SGLang and veRL pass routed experts. `layers` are the layers of experts, or all
+            hidden layers of the model, of which those without experts are ignored.
 
     Raises:
-        ValueError: the model has no layer of experts, or ids does not fit; in forward the message
-            names the layer.
-        NotImplementedError: in forward: a layer does not choose by one torch.topk over its experts.
+        ValueError: The model has no layer of experts, or ids is wrong; in forward the message names
+            the layer.
+        NotImplementedError: In forward: a layer does not choose by one torch.topk over its experts.
             The message names the router's class.
-        RuntimeError: at the end: a layer has not run, or the model was compiled before the context;
-            in backward: the context has ended.
+        RuntimeError: At the end: a layer has not run, or the model was compiled before the context.
+            In backward: the context has ended.
 
     Example:
         >>> with tilemoe.transformers.replay_routing(model, ids):  # doctest: +SKIP
@@ -121,9 +122,7 @@ class replay_routing:
 
     def __init__(self, model: torch.nn.Module, ids: Any, *, order: Order = "layers_first") -> None:
         if order not in ("layers_first", "tokens_first"):
-            raise ValueError(
-                f"tilemoe: order is {order!r}, expected one of layers_first, tokens_first"
-            )
+            raise ValueError(f"order must be 'layers_first' or 'tokens_first', got {order!r}")
         self._layers = _layers_of(model)
         self._ids = _by_layer(ids, order, self._layers, model)
 
@@ -142,8 +141,8 @@ class replay_routing:
 
 def _not_used(context: str, names: list[str]) -> str:
     return (
-        f"tilemoe: {', '.join(names)} did not run in {context}: call the model inside of the "
-        "context; if it was compiled before, call torch.compiler.reset() first"
+        f"{', '.join(names)} did not run in {context}; call the model inside the context, "
+        "and torch.compiler.reset() first if it was compiled before"
     )
 
 
@@ -153,8 +152,8 @@ def _joined(found: list[Tensor], batch_size: int | None) -> Tensor:
     for of_forward in found:
         if of_forward.shape[0] % batch_size:
             raise ValueError(
-                f"tilemoe: batch_size is {batch_size}, but a forward had {of_forward.shape[0]} "
-                "tokens"
+                "batch_size must divide the tokens of each forward, got "
+                f"batch_size={batch_size} and {of_forward.shape[0]} tokens"
             )
     return torch.cat([t.view(batch_size, -1, t.shape[-1]) for t in found], dim=1)
 
@@ -163,11 +162,11 @@ def _joined(found: list[Tensor], batch_size: int | None) -> Tensor:
 
 
 def _by_layer(ids: Any, order: Order, layers: list["_Layer"], model: Any) -> list[Tensor]:
-    """The ids (T, K) int64 of each layer."""
+    """Return the ids (T, K) int64 of each layer."""
     if isinstance(ids, Sequence):
         if len(ids) != len(layers):
             raise ValueError(
-                f"tilemoe: ids has {len(ids)} layers, but the model has {len(layers)} with experts"
+                f"ids has {len(ids)} layers, expected {len(layers)}, the layers with experts"
             )
         every = [torch.as_tensor(of_layer) for of_layer in ids]
     else:
@@ -178,23 +177,21 @@ def _by_layer(ids: Any, order: Order, layers: list["_Layer"], model: Any) -> lis
                 if order == "layers_first"
                 else "(tokens, layers, K) or (batch, sequence, layers, K)"
             )
-            raise ValueError(f"tilemoe: ids has shape {tuple(ids.shape)}, expected {shape}")
+            raise ValueError(f"ids has shape {tuple(ids.shape)}, expected {shape}")
         axis = 0 if order == "layers_first" else -2
         every = list(ids.unbind(axis))
         if len(every) != len(layers):
             every = _of_those_with_experts(every, layers, model, tuple(ids.shape), order)
     for layer, of_layer in zip(layers, every):
         if of_layer.dtype.is_floating_point or of_layer.dtype == torch.bool:
-            raise ValueError(
-                f"tilemoe: ids is {of_layer.dtype} in {layer.name}, expected an integer"
-            )
+            raise ValueError(f"ids must be integers in {layer.name}, got {of_layer.dtype}")
     return [of_layer.reshape(-1, of_layer.shape[-1]).long() for of_layer in every]
 
 
 def _of_those_with_experts(
     every: list[Tensor], layers: list["_Layer"], model: Any, shape: tuple[int, ...], order: Order
 ) -> list[Tensor]:
-    """The ids of the layers with experts, from those of all hidden layers."""
+    """Return the ids of the layers with experts, from those of all hidden layers."""
     config = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     hidden = getattr(text, "num_hidden_layers", None)
@@ -204,8 +201,8 @@ def _of_those_with_experts(
     if len(every) == hidden and distinct and all(place < hidden for place in found):
         return [every[place] for place in found]
     raise ValueError(
-        f"tilemoe: ids has shape {shape}, which is {len(every)} layers with order={order!r}, but "
-        f"the model has {len(layers)} with experts and {hidden} hidden layers"
+        f"ids has shape {shape}, which is {len(every)} layers with order={order!r}, "
+        f"expected {len(layers)} layers with experts or {hidden} hidden layers"
     )
 
 
@@ -218,21 +215,21 @@ def _layers_of(model: torch.nn.Module) -> list["_Layer"]:
         if not (hasattr(module, "is_concatenated") and hasattr(module, "has_gate")):
             continue
         outer = name
-        while outer.endswith("base_layer"):  # of PEFT's wrappers
+        while outer.endswith("base_layer"):  # PEFT's wrappers
             outer = outer.rpartition(".")[0]
         parent, _, own = outer.rpartition(".")
         if own:
             found.append(_layer_of(modules[parent], module, parent or own))
     if not found:
         raise ValueError(
-            f"tilemoe: {type(model).__qualname__} has no layer of experts that "
+            f"{type(model).__qualname__} has no layer of experts that "
             "transformers.integrations.use_experts_implementation decorates"
         )
     return found
 
 
 def _layer_of(block: torch.nn.Module, experts: torch.nn.Module, name: str) -> "_Layer":
-    """The state of a block, always the same object: a compiled graph depends on it."""
+    """Return the state of a block, always the same object: a compiled graph depends on it."""
     layer = vars(block).get(_STATE)
     if layer is None or layer.experts is not experts:
         layer = vars(block)[_STATE] = _Layer(block, experts)
@@ -241,7 +238,7 @@ def _layer_of(block: torch.nn.Module, experts: torch.nn.Module, name: str) -> "_
 
 
 class _Layer:
-    """A block with a router and experts, whose choice is recorded or given."""
+    """Block with a router and experts, whose choice is recorded or given."""
 
     def __init__(self, block: torch.nn.Module, experts: torch.nn.Module) -> None:
         self.block, self.experts, self.name = block, experts, ""
@@ -250,15 +247,13 @@ class _Layer:
         self.recorded: list[Tensor] | None = None
         self.ids: Tensor | None = None  # (T, K), at least 0
         self.absent: Tensor | None = None  # (T, K) bool
-        self.factor: Tensor | None = None  # (T, 1): NaN if only some of the token's ids are absent
+        self.factor: Tensor | None = None  # (T, 1): NaN if only some ids of the token are absent
         self.used = self.ended = False
         self.found: list[Tensor] = []  # indices of the calls of topk in this forward
 
     def start(self, recorded: list[Tensor] | None = None, ids: Tensor | None = None) -> None:
         if self.recorded is not None or self.ids is not None:
-            raise RuntimeError(
-                f"tilemoe: {self.name} is already in a record_routing or replay_routing"
-            )
+            raise RuntimeError(f"{self.name} is already in a record_routing or replay_routing")
         self.recorded, self.used, self.ended = recorded, False, False
         if ids is not None:
             self._set(ids.to(self.experts.down_proj.device))
@@ -290,12 +285,12 @@ class _Layer:
         self.installed, self.ended = {}, False
 
     def of_block(self, *args: Any, **named: Any) -> Any:
-        """The block's forward."""
+        """Run the block's forward."""
         if self.recorded is None and self.ids is None:
             if self.ended and not torch.compiler.is_compiling():
                 if torch._C._current_graph_task_id() != -1:
                     raise RuntimeError(_LATE.format(name=self.name))
-                self._remove()  # the next forward has come: nothing can be computed again
+                self._remove()  # with a new forward nothing can be computed again
             return self.below_of_block(*args, **named)  # type: ignore[attr-defined]
         if not self.used and self.ids is not None and _is_in_backward():
             raise RuntimeError(_LATE.format(name=self.name))
@@ -304,7 +299,7 @@ class _Layer:
             return self.below_of_block(*args, **named)  # type: ignore[attr-defined]
 
     def of_experts(self, hidden_states: Tensor, ids: Tensor, scores: Tensor, *args: Any) -> Any:
-        """The experts' forward."""
+        """Run the experts' forward."""
         if self.recorded is not None and not _is_in_backward():
             same = [t for t in self.found if t.shape[-1] == ids.shape[-1]]
             self.recorded.append((same[-1] if same else ids).detach().flatten(0, -2).int())
@@ -320,17 +315,16 @@ class _Layer:
         K = self.ids.shape[-1]
         if chosen.shape[-1] != K:
             raise ValueError(
-                f"tilemoe: ids has {K} experts per token in {self.name}, but the layer chooses "
-                f"{chosen.shape[-1]}"
+                f"ids has {K} experts per token in {self.name}, expected {chosen.shape[-1]}"
             )
         if not self.found or chosen.numel() != self.ids.numel():
             raise NotImplementedError(
-                f"tilemoe: {self.name} cannot be replayed: {self._router()} does not choose by one "
-                f"torch.topk of {K} over its experts"
+                f"{self.name} cannot be replayed, because {self._router()} does not choose "
+                f"by one torch.topk of {K} over its experts"
             )
 
     def _router(self) -> str:
-        """The class of the router in the block, or that of the block, which then chooses itself."""
+        """Return the class of the router in the block, or the class of a block that chooses."""
         for name, module in self.block.named_children():
             kind = type(module).__qualname__
             if "Router" in kind or name in ("gate", "router"):
@@ -343,7 +337,9 @@ class _Layer:
         scores = scores.masked_fill(absent, 0.0) * factor.view(*ids.shape[:-1], 1)
         implementation = getattr(self.experts.config, "_experts_implementation", None)
         if is_tilemoe(implementation) and not getattr(self.experts, "_is_expert_parallel", False):
-            ids = ids.masked_fill(absent, -1)  # which it skips; others compute expert 0, with 0
+            ids = ids.masked_fill(
+                absent, -1
+            )  # -1 is skipped; other implementations compute expert 0, with score 0
         return ids, scores
 
     # ---------------------------------------------------------------- torch.topk
@@ -363,9 +359,7 @@ class _Layer:
         width, rows = values.shape[-1], values.shape[:-1].numel()
         if width >= self.E and k == K:
             if rows != T:
-                raise ValueError(
-                    f"tilemoe: ids has {T} tokens in {self.name}, but the layer has {rows}"
-                )
+                raise ValueError(f"ids has {T} tokens in {self.name}, expected {rows}")
             ids = self.ids.view(*values.shape[:-1], K)
             self.found.append(ids)
             return torch.return_types.topk((values.gather(-1, ids), ids))
@@ -374,8 +368,10 @@ class _Layer:
         return func(*args, **named)
 
     def _groups(self, values: Tensor, k: int) -> Any:
-        """The k groups of experts with most of a token's ids: a router may set the scores of the
-        others' experts to 0."""
+        """Return the k groups of experts with most of a token's ids.
+
+        A router may set the scores of experts in other groups to 0.
+        """
         assert self.ids is not None
         of_ids = self.ids // (self.E // values.shape[-1])
         counts = torch.zeros_like(values, dtype=torch.float32)
@@ -396,5 +392,5 @@ class _TopK(TorchFunctionMode):
 
 
 def _is_in_backward() -> bool:
-    """Whether an activation checkpoint computes a forward again."""
+    """Return whether an activation checkpoint computes a forward again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,9 +1,11 @@
-"""Adapters of experts that are spread over ranks. Each rank has the whole parameters of PEFT, reads
-those of its own experts, and gets their gradients.
+"""Compute adapters of experts that are sharded over ranks.
 
-Ranks with the same batch get the sum of their gradients here, as no data parallelism covers them.
-Ranks with different batches leave theirs to data parallelism: the mean over ranks is the gradient
-of the mean loss, since the rank of an expert computes the tokens of all ranks."""
+Each rank has the whole parameters of PEFT, reads those of its own experts, and gets their
+gradients. Ranks with the same batch get the sum of their gradients here, because no data
+parallelism covers them. Ranks with different batches leave theirs to data parallelism: the mean
+over ranks is the gradient of the mean loss, since the rank of an expert computes the tokens of all
+ranks.
+"""
 
 from typing import Any
 
@@ -16,19 +18,19 @@ from .expert_adapters import Adapter
 
 
 def of_this_rank(adapter: Adapter, name: str, W: Tensor, same_batch: Any) -> Adapter:
-    """The part of an adapter of W's experts.
+    """Return the part of an adapter for W's experts.
 
     Args:
-        adapter: an adapter of all experts; `sharded` is the DTensor that W is the local part of.
-        name: W's name.
+        adapter: Adapter of all experts; `sharded` is the DTensor whose local part is W.
+        name: Name of W.
         W: (E / ranks, out, in) of this rank, or (E, out, in) if FSDP has gathered it.
-        same_batch: the group of the ranks that have this rank's tokens; None: not known.
+        same_batch: Group of the ranks that have this rank's tokens; None: unknown.
     """
     A, B, weight = adapter.A, adapter.B, adapter.sharded
     if (A.shape[2], B.shape[1]) != (W.shape[2], W.shape[1]):
         raise NotImplementedError(
-            f"tilemoe.peft: ranks have parts of each expert's {name} ({_placed(weight)}), expected "
-            "whole experts: use expert parallelism, not tensor parallelism"
+            f"ranks have parts of each expert's {name} ({_placed(weight)}), expected whole "
+            "experts; use expert parallelism, not tensor parallelism"
         )
     mine = W.shape[0]
     if mine == A.shape[0]:
@@ -36,14 +38,14 @@ def of_this_rank(adapter: Adapter, name: str, W: Tensor, same_batch: Any) -> Ada
     mesh, dims = weight.device_mesh, [d for d, p in enumerate(weight.placements) if p == Shard(0)]
     if len(dims) != 1 or mine * mesh.size(dims[0]) != A.shape[0]:
         raise NotImplementedError(
-            f"tilemoe.peft: this rank has {mine} of {A.shape[0]} experts of {name} "
-            f"({_placed(weight)}), expected one dimension of ranks with equally many"
+            f"this rank has {mine} of {A.shape[0]} experts of {name} ({_placed(weight)}), "
+            "expected one dimension of ranks with the same number of experts"
         )
     if same_batch is None:
         if _has_implementations():
             raise NotImplementedError(
-                "tilemoe.peft: adapters of experts need ep_implementation='tilemoe' in "
-                "DistributedConfig, if experts are spread over ranks"
+                "adapters of experts that are sharded over ranks require "
+                "ep_implementation='tilemoe' in DistributedConfig"
             )
         same_batch = mesh.get_group(dims[0])  # before 5.23 these ranks always have one batch
     first = mesh.get_local_rank(dims[0]) * mine
@@ -59,7 +61,7 @@ def _placed(weight: Any) -> str:
 
 
 def _has_implementations() -> bool:
-    """Whether transformers has interchangeable implementations of expert parallelism."""
+    """Return whether transformers has selectable implementations of expert parallelism."""
     try:
         import transformers.distributed.expert_parallel  # noqa: F401
     except ImportError:
@@ -68,7 +70,7 @@ def _has_implementations() -> bool:
 
 
 class _OfExperts(torch.autograd.Function):
-    """factor[first : first + count], whose gradient is summed over the ranks of a group."""
+    """Function factor[first : first + count] whose gradient is summed over the ranks of a group."""
 
     @staticmethod
     def forward(ctx: Any, factor: Tensor, first: int, count: int, group: Any) -> Tensor:

@@ -1,5 +1,7 @@
-"""torchtitan's experts and its layer of routed experts, computed by TileMoE; `tilemoe.torchtitan`
-has the overrides that replace them."""
+"""Compute torchtitan's experts and its layer of routed experts with TileMoE.
+
+`tilemoe.torchtitan` has the overrides that replace them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +26,13 @@ from . import torchtitan_dispatchers as dispatchers
 
 
 class Computed:
-    """Computes experts, for any routing. FSDP gathers parameters when forward is called, so
-    TileMoERoutedExperts calls forward, too."""
+    """Base of classes that compute experts, for any routing.
+
+    FSDP gathers parameters when forward is called, so TileMoERoutedExperts also calls forward.
+    """
 
     def layer(self) -> dict[str, Any]:
-        """Weights and form, as arguments of `tilemoe.moe` and of `grouped_experts`."""
+        """Return weights and form, as arguments of `tilemoe.moe` and of `grouped_experts`."""
         raise NotImplementedError
 
     def forward(
@@ -38,8 +42,11 @@ class Computed:
         *,
         routed: Callable[..., torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """x_RD (R, D), sorted by expert -> (R, D) bfloat16, zero past the sum of the counts; or the
-        result of `routed` for x, in bfloat16, and the layer."""
+        """Compute x_RD (R, D), sorted by expert -> (R, D) bfloat16.
+
+        The rows past the sum of the counts are zero. With `routed`, return its result for x in
+        bfloat16 and the layer.
+        """
         x = x_RD.bfloat16()
         if routed is not None:
             return routed(x, **self.layer())
@@ -48,7 +55,7 @@ class Computed:
 
 
 class TileMoEGroupedExperts(Computed, GroupedExperts):
-    """SwiGLU experts of w1_EFD (gate), w3_EFD (up) and w2_EDF."""
+    """SwiGLU experts with w1_EFD (gate), w3_EFD (up) and w2_EDF."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
@@ -67,15 +74,18 @@ class TileMoEGroupedExperts(Computed, GroupedExperts):
 
 
 class TileMoERoutedExperts(RoutedExperts):
-    """Dispatch, experts and combination as one layer, by the dispatcher of the configuration:
+    """Dispatch, experts and combination as one layer, by the dispatcher of the configuration.
 
-    none (`LocalTokenDispatcher`, or no expert mesh): `tilemoe.moe`;
-    `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` if K is at least the number of
-    ranks, or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in its place, by
-    `dispatch`, with memory for every routing, or for `capacity_factor` times the mean if it is set;
-    `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` of the tokens that they
-    receive (see torchtitan_dispatchers.py), except DeepEP's `cudagraphable` in inference;
-    any other, and classes derived from these: its own dispatch and combine around the experts."""
+    - none (`LocalTokenDispatcher`, or no expert mesh): `tilemoe.moe`.
+    - `AllToAllTokenDispatcher`, and `MinimalAsyncEPTokenDispatcher` if K is at least the number of
+      ranks or `dispatch` is not "all_gather": `tilemoe.expert_parallel.moe` in its place, with
+      `dispatch`, with memory for every routing, or for `capacity_factor` times the mean if it is
+      set.
+    - `DeepEPTokenDispatcher` and `HybridEPTokenDispatcher`: `tilemoe.moe` on the tokens that they
+      receive (see torchtitan_dispatchers.py), except DeepEP's `cudagraphable` in inference.
+    - any other dispatcher, and classes derived from these: its own dispatch and combine around the
+      experts.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(RoutedExperts.Config):
@@ -93,7 +103,7 @@ class TileMoERoutedExperts(RoutedExperts):
         topk_expert_ids_BLK: torch.Tensor,
         num_local_tokens_per_expert_E: torch.Tensor,
     ) -> torch.Tensor:
-        """x_BLD (B, L, D), scores and ids (B, L, K) of this rank's tokens -> (B, L, D)."""
+        """Compute x_BLD (B, L, D), scores and ids (B, L, K) of this rank's tokens -> (B, L, D)."""
         dispatcher = self.token_dispatcher
         mesh = getattr(dispatcher, "ep_mesh", None)
         around = _around(dispatcher)
@@ -109,7 +119,7 @@ class TileMoERoutedExperts(RoutedExperts):
         chosen: dict[str, Any] = dict(logits_or_scores=topk_scores_BLK, ids=topk_expert_ids_BLK)
         routed: Callable[..., torch.Tensor] = functional.moe
         if mesh is not None:
-            # torchtitan has padded the sequences: every rank has as many tokens.
+            # torchtitan has padded the sequences: all ranks have the same number of tokens.
             routed = expert_parallel.moe
             chosen |= dict(group=mesh.get_group(), dispatch=self.dispatch)
             chosen |= dict(capacity_factor=self.capacity_factor)
@@ -120,8 +130,8 @@ class TileMoERoutedExperts(RoutedExperts):
     def parallelize(self, parallel_dims: Any) -> None:
         dispatcher, mesh = self.token_dispatcher, parallel_dims.get_optional_mesh("ep")
         if type(dispatcher) is MinimalAsyncEPTokenDispatcher and mesh is not None:
-            # It sends a row for every pair. Ours sends one row to every rank, or to each rank with
-            # an expert of the token, and does not need its buffer.
+            # torchtitan's dispatcher sends one row per pair. TileMoE sends one row to every rank,
+            # or to each rank with an expert of the token, and does not need torchtitan's buffer.
             if mesh.size() <= dispatcher.top_k or self.dispatch != "all_gather":
                 sizes = dict(num_experts=dispatcher.num_experts, top_k=dispatcher.top_k)
                 self.token_dispatcher = AllToAllTokenDispatcher.Config(**sizes).build()
@@ -129,9 +139,9 @@ class TileMoERoutedExperts(RoutedExperts):
 
 
 def _around(dispatcher: LocalTokenDispatcher) -> Callable[..., torch.Tensor] | None:
-    """The function that computes experts on the tokens that the dispatcher receives, or None."""
+    """Return the function that computes experts on received tokens, or None."""
     if type(dispatcher) is DeepEPTokenDispatcher:
-        # Its static form has a row for every pair and is for inference only.
+        # The static form has one row per pair and is for inference only.
         is_static = dispatcher.cudagraphable and not torch.is_grad_enabled()
         return None if is_static else dispatchers.of_deepep
     if type(dispatcher) is HybridEPTokenDispatcher:

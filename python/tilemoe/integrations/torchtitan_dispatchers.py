@@ -1,10 +1,10 @@
-"""torchtitan's dispatchers that move tokens with a library, DeepEP or HybridEP, around TileMoE's
-experts (see torchtitan.py).
+"""Compute TileMoE's experts within torchtitan's DeepEP and HybridEP dispatchers.
 
-Both send a token's row once to a rank, whatever the number of its experts there, and add up the
-results. If they return the received rows without copies per expert, in the *compact form*, nothing
-is copied or sorted by expert: `tilemoe.moe` gets the rows with the ids of this rank's experts, and
--1 for the token's other experts. One row per token goes back.
+These dispatchers move tokens with a library (see torchtitan.py). Both send a token's row once to a
+rank, whatever the number of its experts there, and add the results. If they return the received
+rows without copies per expert, in the *compact form*, nothing is copied or sorted by expert:
+`tilemoe.moe` reads the rows with the ids of this rank's experts, and -1 for the token's other
+experts. One row per token is returned.
 """
 
 from collections.abc import Callable
@@ -21,21 +21,24 @@ Experts = Callable[..., Tensor]  # torchtitan.Computed, called with `routed`
 
 
 def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: Experts) -> Tensor:
-    """x (T, D), scores and ids (T, K) -> (T, D), by DeepEP's compact form. It waits for the number
-    of rows, so the capacity is the exact number of pairs of this rank's experts."""
-    _private.require("torchtitan's DeepEP dispatcher with tilemoe")
+    """Compute x (T, D), scores and ids (T, K) -> (T, D), with DeepEP's compact form.
+
+    The host waits for the number of rows, so the capacity is the exact number of pairs of this
+    rank's experts.
+    """
+    _private.require("TileMoE with torchtitan's DeepEP dispatcher")
     from torchtitan.distributed.deepep import deepep
 
     buffer, T = deepep._buffer, x.shape[0]
     if T > buffer.num_max_tokens_per_rank:
         raise ValueError(
-            f"tilemoe: DeepEP's buffer was made for {buffer.num_max_tokens_per_rank} tokens, but "
-            f"the call has {T}"
+            f"DeepEP's buffer was allocated for {buffer.num_max_tokens_per_rank} tokens, "
+            f"but the call has {T}"
         )
     will_backward = torch.is_grad_enabled()
     received, here, received_scores, counts, handle = torch.ops.deepep.dispatch(
         x,
-        ids.masked_fill(scores == 0, -1).contiguous(),  # as torchtitan: they are not sent
+        ids.masked_fill(scores == 0, -1).contiguous(),  # these are not sent, as in torchtitan
         scores.float().contiguous(),
         num_experts=dispatcher.num_experts,
         num_tokens_per_rank=T,
@@ -51,9 +54,12 @@ def of_deepep(dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: 
 def of_hybridep(
     dispatcher: Any, x: Tensor, scores: Tensor, ids: Tensor, experts: Experts
 ) -> Tensor:
-    """The same by HybridEP: by its compact form if it waits for the number of rows, else by its
-    rows of pairs, whose number the dispatcher's non_blocking_capacity_factor sets."""
-    _private.require("torchtitan's HybridEP dispatcher with tilemoe")
+    """Compute the same with HybridEP.
+
+    If HybridEP waits for the number of rows, the compact form is used, else its rows of pairs,
+    whose number the dispatcher's non_blocking_capacity_factor sets.
+    """
+    _private.require("TileMoE with torchtitan's HybridEP dispatcher")
     from torchtitan.distributed.deepep import hybridep
 
     E, group = dispatcher.num_experts, dispatcher.ep_mesh.get_group()
@@ -69,7 +75,7 @@ def of_hybridep(
             dispatcher.non_blocking_capacity_factor,
             dispatcher.pad_multiple,
         )
-        # The down-projection applies the scores, so no unscaled result is kept for their gradient.
+        # The down-projection applies the scores, so no unscaled result is saved for their gradient.
         routed = partial(functional.grouped_experts, counts=counts, row_scores=row_scores)
         out = experts(rows, routed=routed)
         return torch.ops.hybridep.combine(out, handle, x.shape[0], dispatcher.pad_multiple)
@@ -89,16 +95,19 @@ def of_hybridep(
 
 
 def _chosen(ids: Tensor, scores: Tensor, pairs: int) -> Callable[..., Tensor]:
-    """tilemoe.moe of received tokens, ids and scores (received, K); pairs: ids other than -1."""
+    """Return a tilemoe.moe of received tokens, ids and scores (received, K)."""
     return partial(functional.moe, logits_or_scores=scores, ids=ids, capacity=max(pairs, 1))
 
 
-_IS_HERE = 4  # of the handle of HybridEPBuffer.dispatch
+_IS_HERE = 4  # field in the handle of HybridEPBuffer.dispatch
 
 
 class _Dispatched(torch.autograd.Function):
-    """HybridEPBuffer.dispatch: x (T, D), dense scores (T, E) and is_chosen (T, E) -> rows of the
-    received tokens, their scores (received, experts of the node), and the handle."""
+    """HybridEPBuffer.dispatch: x (T, D), dense scores (T, E) and is_chosen (T, E) -> received rows.
+
+    It returns the rows of the received tokens, their scores (received, experts of the node), and
+    the handle.
+    """
 
     @staticmethod
     def forward(ctx, x, dense, is_chosen, buffer):
@@ -124,7 +133,7 @@ class _Combined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dO):
-        rows = ctx.buffer.dispatch(
-            hidden=dO.contiguous(), num_of_experts=ctx.E, handle=ctx.handle
-        )[0]
+        rows = ctx.buffer.dispatch(hidden=dO.contiguous(), num_of_experts=ctx.E, handle=ctx.handle)[
+            0
+        ]
         return rows, None, None, None

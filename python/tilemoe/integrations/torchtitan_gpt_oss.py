@@ -1,4 +1,4 @@
-"""gpt-oss's experts of torchtitan, computed by TileMoE (see torchtitan.py)."""
+"""Compute torchtitan's experts of gpt-oss with TileMoE (see torchtitan.py)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from .torchtitan import Computed
 
 
 class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):
-    """gpt-oss's experts: gate and up in alternate rows of mlp1, clamped, with biases."""
+    """Experts of gpt-oss: gate and up in alternate rows of mlp1, clamped, with biases."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(GptOssGroupedExperts.Config):
@@ -27,20 +27,20 @@ class TileMoEGptOssGroupedExperts(Computed, GptOssGroupedExperts):
             b2=self._part_of_mlp2_bias(),
             gate_layout="interleaved",
             clamp=self.swiglu_limit,
-            alpha=1.702,  # a constant of torchtitan's swiglu
+            alpha=1.702,  # constant in torchtitan's swiglu
             up_shift=1.0,
         )
 
     def _part_of_mlp2_bias(self) -> torch.Tensor:
-        """This rank's part of the bias; the results of the tensor-parallel ranks are added up."""
+        """Return this rank's part of the bias; tensor-parallel ranks add their results."""
         weight, bias = self.mlp1_weight_EGD, local_bfloat16(self.mlp2_bias_ED)
         if not isinstance(weight, DTensor):
-            # Under torchtitan's spmd_types parameters are plain, and the degree comes from the
-            # region's mesh, which has no tensor parallelism if experts are spread over ranks. The
-            # ranks' gradients are added up, too.
+            # With torchtitan's spmd_types parameters are plain, and the degree is from the region's
+            # mesh, which has no tensor parallelism if experts are sharded over ranks. The ranks'
+            # gradients are also added.
             return bias / spmd_mesh_size("tp")
         mesh = weight.device_mesh
         names = mesh.mesh_dim_names or ()
         degree = mesh.size(names.index("tp")) if "tp" in names else 1
-        # Every rank's gradient is the whole one.
+        # Every rank has the whole gradient.
         return ScaleBiasForward.apply(bias, degree, torch.bfloat16)

@@ -1,4 +1,7 @@
-"""Experts of transformers, computed by TileMoE; `tilemoe.transformers` is the public module."""
+"""Compute experts of transformers with TileMoE.
+
+`tilemoe.transformers` is the public module.
+"""
 
 import inspect
 import warnings
@@ -15,33 +18,42 @@ from .expert_adapters import lora_of
 from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
 QUANTIZED = "quantised experts in transformers"
-EXPERT_PARALLEL = "tilemoe's expert parallelism in transformers"
+EXPERT_PARALLEL = "TileMoE's expert parallelism in transformers"
 
 
 def register(name: str = "tilemoe") -> None:
-    """Add TileMoE to transformers' experts implementations, and from transformers 5.23 on to its
-    implementations of expert parallelism.
+    """Add TileMoE to transformers' experts implementations.
 
+    From transformers 5.23 on it is also added to the implementations of expert parallelism.
     Afterwards `experts_implementation=name` in `from_pretrained` or `from_config`, or
-    `model.set_experts_implementation(name)`, selects it, and `ep_implementation=name` of a
+    `model.set_experts_implementation(name)`, selects it, and `ep_implementation=name` in a
     `DistributedConfig` selects its expert parallelism.
 
     With `experts_implementation=name`, `from_pretrained` leaves the experts of a checkpoint in
     MXFP4 or FP8 quantised, unless its quantization_config has dequantize=True. It also accepts a
     `QuantizedExpertsConfig` for a checkpoint in 16 bits. Nothing else is changed.
 
-    If the installed transformers lacks a name that quantised experts need, a warning contains it; a
-    name that expert parallelism needs is in the error of `ep_implementation=name`.
+    If the installed transformers lacks a name that quantised experts require, a warning contains
+    it; a name that expert parallelism requires is in the error of `ep_implementation=name`.
+
+    Args:
+        name: Name of the implementation.
+
+    Raises:
+        ImportError: transformers is not installed, or older than 5.17.
     """
     try:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, use_experts_implementation
     except ImportError as error:
-        raise ImportError("tilemoe.transformers needs transformers 5.17 or newer") from error
+        raise ImportError(
+            "tilemoe.transformers requires transformers >= 5.17, which is not installed; run "
+            "pip install 'transformers>=5.17'"
+        ) from error
     if "is_concatenated" not in inspect.signature(use_experts_implementation).parameters:
         import transformers
 
         raise ImportError(
-            "tilemoe.transformers needs transformers 5.17 or newer, but transformers is "
+            "tilemoe.transformers requires transformers >= 5.17, got transformers "
             + transformers.__version__
         )
     ALL_EXPERTS_FUNCTIONS.register(name, experts_forward)
@@ -58,7 +70,7 @@ def _register_quantized(name: str) -> None:
 
     from . import kept_quantized
 
-    ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # of FP8Experts
+    ALL_FP8_EXPERTS_FUNCTIONS.register(name, experts_forward)  # FP8Experts
     kept_quantized.register()
 
 
@@ -80,12 +92,16 @@ def _register_expert_parallel(name: str) -> None:
 
 
 def _refused_expert_parallel(*_: Any) -> None:
-    """In place of TileMoEEP if transformers does not have what it needs."""
+    """Raise the error of TileMoEEP if transformers does not have what TileMoEEP requires."""
     _private.require(EXPERT_PARALLEL)
 
 
 def is_tilemoe(implementation: str | None) -> bool:
-    """Whether TileMoE has been registered under this name of an experts implementation."""
+    """Return whether TileMoE is registered under this name of an experts implementation.
+
+    Args:
+        implementation: Name of an implementation, or None.
+    """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     return ALL_EXPERTS_FUNCTIONS.get(implementation, None) is experts_forward
@@ -96,20 +112,20 @@ def prepare(model: torch.nn.Module) -> dict[str, Form]:
 
     Forward does the same at its first call. Call prepare() to get an error early, or to compile the
     model with `fullgraph=True` before it has run: a form is found outside a graph and is a constant
-    in the graph. Call it under the torch.autocast that the model will run under, since that decides
-    the dtype.
+    in the graph. Call it under the torch.autocast of the model's later calls, which determines the
+    dtype.
 
     Args:
-        model: a model of transformers, or an experts module.
+        model: A model of transformers, or an experts module.
 
     Returns:
-        The form of each experts module, by the module's name. If it is empty, a warning says why
-        TileMoE computes nothing of the model.
+        The form of each experts module, by the module's name. If it is empty, a warning explains
+        why TileMoE computes nothing in the model.
 
     Raises:
-        NotImplementedError: an experts module computes something else than TileMoE, or a weight has
-            a dtype, width or device that no kernel supports. The message names the class and what
-            is not supported.
+        NotImplementedError: An experts module computes something that TileMoE does not support, or
+            a weight has a dtype, width or device that no kernel supports. The message names the
+            class and the cause.
     """
     forms = {}
     for name, module in model.named_modules():
@@ -123,7 +139,7 @@ def prepare(model: torch.nn.Module) -> dict[str, Form]:
 
 
 def _why_none(model: torch.nn.Module) -> str:
-    why = f"TileMoE computes nothing of this {type(model).__qualname__}: "
+    why = f"TileMoE computes nothing in this {type(model).__qualname__}: "
     for name, module in model.named_modules():
         cls, last = type(module).__qualname__, name.rpartition(".")[2]
         if "Experts" not in cls and last != "experts":
@@ -145,10 +161,17 @@ def experts_forward(
     top_k_weights: torch.Tensor,
     same_batch: Any = None,
 ) -> torch.Tensor:
-    """hidden_states (T, d), top_k_index (T, K), top_k_weights (T, K) -> (T, d).
+    """Compute hidden_states (T, d), top_k_index (T, K), top_k_weights (T, K) -> (T, d).
 
     An id outside [0, E), which expert parallelism passes for experts of other ranks, adds nothing
-    to the output and gets no gradient.
+    to the output and has no gradient.
+
+    Args:
+        self: Experts module.
+        hidden_states: Tokens, shape (T, d).
+        top_k_index: Experts of each token, shape (T, K).
+        top_k_weights: Scores, shape (T, K).
+        same_batch: Group of the ranks that have these tokens, if known.
     """
     here = narrowed_to_experts(top_k_index, top_k_weights, self.down_proj.shape[0])
     return computed(functional.moe, self, hidden_states, *here, same_batch)
@@ -163,8 +186,17 @@ def computed(
     same_batch: Any = None,
     **options,
 ) -> torch.Tensor:
-    """Calls `moe` (tilemoe.moe or tilemoe.expert_parallel.moe) with the tokens, the module's
-    weights and the options. same_batch: the group of the ranks that have these tokens, if known."""
+    """Call `moe` with the tokens, the module's weights and the options.
+
+    Args:
+        moe: tilemoe.moe or tilemoe.expert_parallel.moe.
+        experts: Experts module.
+        hidden_states: Tokens, shape (T, d).
+        top_k_index: Experts of each token, shape (T, K).
+        top_k_weights: Scores, shape (T, K).
+        same_batch: Group of the ranks that have these tokens, if known.
+        **options: Options of `moe`.
+    """
     refuse_quantized(experts)
     form = form_of(experts)
     first = "gate_up_proj" if experts.has_gate else "up_proj"
@@ -172,7 +204,7 @@ def computed(
     b1, b2 = None, None
     if experts.has_bias:
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
-    if b1 is not None:  # float32 next to weights in 16 bits, as PEFT prepares a quantised model
+    if b1 is not None:  # float32 next to 16-bit weights, as PEFT prepares a quantised model
         b1, b2 = b1.to(W1.dtype), b2.to(W1.dtype)
     lora = lora_of(experts, first, W1, W2, same_batch)
     if lora is not None:
@@ -182,8 +214,8 @@ def computed(
         x, scores = hidden_states.to(W1.dtype), top_k_weights.float()
         out = transformers_norm.computed(experts, x, top_k_index, scores, [W1, W2, b1, b2])
         return out.to(hidden_states.dtype)
-    # A norm in float32 may precede experts in 16 bits; the weights' type decides, and the result
-    # has the caller's type.
+    # A norm in float32 may precede experts in 16 bits; the computation has the weights' dtype, and
+    # the result has the caller's.
     out = moe(
         hidden_states.to(W1.dtype),
         top_k_weights.float(),
@@ -201,7 +233,7 @@ def computed(
 def _refuse_with_norm(
     experts: torch.nn.Module, moe: Callable, lora: Any, *weights: torch.Tensor | QuantizedExperts
 ) -> None:
-    """Rejects what the functions for a norm of each expert's output lack."""
+    """Reject arguments that are not supported together with a norm of each expert's output."""
     found = {
         "expert parallelism": moe is not functional.moe,
         "adapters": lora is not None,
@@ -210,16 +242,16 @@ def _refuse_with_norm(
     for what, there in found.items():
         if there:
             raise NotImplementedError(
-                f"tilemoe cannot compute {type(experts).__qualname__} with {what}: its "
-                f"{transformers_norm.NORM} needs the rows of the second GEMM, which "
-                "tilemoe.gathered_mm computes without them"
+                f"TileMoE does not support {what} for {type(experts).__qualname__}: its "
+                f"{transformers_norm.NORM} needs the rows of the second GEMM, and only "
+                "tilemoe.gathered_mm computes them"
             )
 
 
 def _weight(experts: torch.nn.Module, name: str) -> torch.Tensor | QuantizedExperts:
-    """A weight as (E, out, in)."""
+    """Return a weight as (E, out, in)."""
     quantized = quantized_experts.get(experts, name)
     if quantized is not None:
         return quantized
     W = getattr(experts, name)
-    return W.mT if experts.is_transposed else W  # (E, in, out) -> (E, out, in): a view
+    return W.mT if experts.is_transposed else W  # a view (E, out, in)

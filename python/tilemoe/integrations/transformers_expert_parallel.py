@@ -1,4 +1,7 @@
-"""transformers' expert parallelism, of 5.23 and newer, by TileMoE (see transformers.py)."""
+"""Implement the expert parallelism of transformers 5.23 and newer.
+
+See transformers.py.
+"""
 
 from typing import Any
 
@@ -14,13 +17,16 @@ from .transformers import computed, experts_forward
 
 
 class TileMoEEP(EPImplementation):
-    """Ranks with different batches use `tilemoe.expert_parallel.moe`: a token's row goes once to
-    every rank, and one row comes back. Ranks that share one batch have its rows already: each rank
-    computes its own experts' part of it, as in AllReduceEP.
+    """Implementation of expert parallelism by TileMoE.
+
+    Ranks with different batches use `tilemoe.expert_parallel.moe`: a token's row is sent once to
+    every rank, and one row returns. Ranks that share one batch already have its rows: each rank
+    computes the part of its own experts, as in AllReduceEP.
 
     With different batches the ranks first exchange the counts of their tokens and pairs, for which
-    the host waits, as it does in transformers' AllToAllEP. So batches may have any sizes, and the
-    capacity is the maximum number of pairs over the ranks' experts."""
+    the host waits, as in transformers' AllToAllEP. Batches may therefore have any sizes, and the
+    capacity is the maximum number of pairs over the ranks' experts.
+    """
 
     def __init__(self, experts: torch.nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)
@@ -31,11 +37,11 @@ class TileMoEEP(EPImplementation):
             self.all_reduce.experts_forward = self._forward
 
     def _forward(self, *args: Tensor) -> Tensor:
-        """Computes the experts for any experts_implementation of the model."""
+        """Compute the experts for any experts_implementation of the model."""
         return experts_forward(self.experts, *args, self.tp_mesh.get_group())
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden_states (T, d), top_k_index (T, K) of all experts, top_k_weights (T, K) -> (T, d)."""
+        """Compute hidden_states (T, d), top_k_index, top_k_weights (T, K) -> (T, d)."""
         if self.all_reduce is not None:
             return self.all_reduce(hidden_states, top_k_index, top_k_weights)
         given = hidden_states, top_k_index, top_k_weights
@@ -61,19 +67,24 @@ class TileMoEEP(EPImplementation):
         return rows.full_tensor()
 
     def _own_rows(self, tensor: Tensor) -> Tensor:
-        """This rank's part of the rows, which all ranks of tp_mesh have."""
+        """Return this rank's part of the rows, which all ranks of tp_mesh have."""
         if self.tp_mesh.size() == 1:
             return tensor
         same = DTensor.from_local(tensor, self.tp_mesh, [Replicate()], run_check=False)
         return same.redistribute(placements=[Shard(0)]).to_local()
 
     def _exchange_counts(self, ids: Tensor) -> tuple[list[int], float | None]:
-        """ids (t, K) of this rank -> the tokens of every rank, and the capacity_factor for the
-        maximum number of pairs of a rank."""
+        """Exchange ids (t, K) of this rank.
+
+        Return the tokens of every rank, and the capacity_factor for the maximum number of pairs of
+        a rank.
+        """
         ranks = self.ep_mesh.size()
         of_experts = counts_of_ids(ids, ranks * self.num_local_experts)
         of_ranks = torch.cat([of_experts.view(ranks, -1).sum(1), of_experts.new_tensor([len(ids)])])
         counts = Team(self.ep_mesh.get_group(), ids.shape[0]).gather_flat(of_ranks)
         tokens, max_pairs = counts[:, ranks].tolist(), int(counts[:, :ranks].sum(0).max())
-        mean = max(tokens) * ids.shape[1]  # pairs of a rank, if all had as many tokens
+        mean = (
+            max(tokens) * ids.shape[1]
+        )  # mean pairs of a rank if all had the same number of tokens
         return tokens, max(max_pairs, 1) / mean if mean else None

@@ -1,4 +1,7 @@
-"""The form of transformers' experts modules, found by evaluating them (see transformers.py)."""
+"""Find the form of transformers' experts modules by evaluating them.
+
+See transformers.py.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +23,11 @@ FLAGS = {"has_gate", "has_bias", "is_transposed", "is_concatenated"}
 FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-ANY_ACTIVATION = "; with tilemoe.gathered_mm and tilemoe.combine_mm a model may compute any"
+ANY_ACTIVATION = "; tilemoe.gathered_mm and tilemoe.combine_mm support any activation between them"
 
 
 class Form(NamedTuple):
-    """The function of experts between their two GEMMs, as arguments of `tilemoe.moe`."""
+    """Function of experts between their two GEMMs, as arguments of `tilemoe.moe`."""
 
     activation: str
     gate_layout: str = "concatenated"
@@ -34,9 +37,9 @@ class Form(NamedTuple):
 
 
 def form_of(module: torch.nn.Module) -> Form:
-    """The module's form, evaluated again only if something that it depends on has changed."""
+    """Return the module's form, evaluated again only after a change that affects it."""
     known = getattr(module, "_tilemoe_form", None)
-    if torch.compiler.is_compiling():  # the answer is a constant of the graph
+    if torch.compiler.is_compiling():  # the result is a constant of the graph
         return known[1] if known else _find_form(module)
     if known is None or known[0] != _what_decides(module):
         return _find_form(module)
@@ -44,14 +47,17 @@ def form_of(module: torch.nn.Module) -> Form:
 
 
 def _what_decides(module: torch.nn.Module) -> tuple:
-    """The code of the forward and the gate, every number, flag and name that they may read, and the
-    names of the tensors and children."""
+    """Return everything that determines the form.
+
+    This is the code of the forward and the gate, every number, flag and name that they may read,
+    and the names of the tensors and children.
+    """
     plain = {
         name: value
         for name, value in vars(module).items()
         if type(value) in (bool, int, float, str)
         and name != "training"
-        and not name.startswith("ds_")  # DeepSpeed counts there
+        and not name.startswith("ds_")  # counters of DeepSpeed
     }
     gate = module._apply_gate
     return (
@@ -71,8 +77,8 @@ def _what_decides(module: torch.nn.Module) -> tuple:
 def _find_form(module: torch.nn.Module) -> Form:
     _refuse_unknown(module)
     _refuse_widths(module)
-    # In a separate thread, to which none of the caller's modes apply: checkpointing's hooks,
-    # autocast, inference mode, a default device.
+    # In a separate thread, without the caller's modes: checkpointing's hooks, autocast, inference
+    # mode, a default device.
     with ThreadPoolExecutor(1) as thread:
         form = thread.submit(_form_compared, module).result()
     module._tilemoe_form = (_what_decides(module), form)
@@ -80,7 +86,7 @@ def _find_form(module: torch.nn.Module) -> Form:
 
 
 def _form_compared(module: torch.nn.Module) -> Form:
-    """The form of the gate, if the class's own forward computes nothing else."""
+    """Return the form of the gate, if the class's own forward computes nothing else."""
     form = _form_of_gate(module) if module.has_gate else _form_of_activation(module)
     error = difference(module, between(form), *_written_out(module))
     if error is not None and error > TOLERANCE:
@@ -88,20 +94,22 @@ def _form_compared(module: torch.nn.Module) -> Form:
         reads = f" Its forward may read its {', '.join(names)}." if names else ""
         raise _refusal(
             module,
-            f"output or gradients of its own forward differ by {_percent(error)} from those of "
-            f"{form.activation} experts.{reads}",
+            f"output or gradients of its own forward differ by {_percent(error)} from "
+            f"those of {form.activation} experts.{reads}",
         )
     return form
 
 
 def _written_out(module: torch.nn.Module) -> list[Callable]:
-    """The default gate, which most classes' forwards contain in place of a call of _apply_gate,
-    even if _apply_gate has been replaced."""
+    """Return the default gate, in addition to a replaced _apply_gate.
+
+    Most classes' forwards contain the default gate in place of a call of _apply_gate.
+    """
     if not module.has_gate or not hasattr(module, "act_fn"):
         return []
     try:
         module.act_fn(torch.zeros(1, dtype=torch.float64))
-    except TypeError:  # a function of gate and up, for which the class has a gate of its own
+    except TypeError:  # a function of gate and up, for which the class has its own gate
         return []
     return [_of_columns(lambda gate, up: module.act_fn(gate) * up, module.is_concatenated)]
 
@@ -113,7 +121,7 @@ def _weight_names(module: torch.nn.Module) -> list[str]:
 
 
 def _refuse_unknown(module: torch.nn.Module) -> None:
-    """Parameters, buffers, children and flags that the experts interface does not describe."""
+    """Reject parameters, buffers, children and flags outside the experts interface."""
     quantized = quantized_experts.buffers(module)
     norm = transformers_norm.norm_of(module)
     children = CHILDREN if norm is None else {*CHILDREN, transformers_norm.NORM}
@@ -135,32 +143,35 @@ def _refuse_unknown(module: torch.nn.Module) -> None:
 
 
 def _refuse_widths(module: torch.nn.Module) -> None:
-    """Checks the widths of down_proj, (E, d, n) or (E, n, d)."""
+    """Check the widths of down_proj, (E, d, n) or (E, n, d)."""
     widths = module.down_proj.shape[-2:]
     if any(width % WIDTH_MULTIPLE for width in widths):
         raise _refusal(
             module,
-            f"its widths are {widths[0]} and {widths[1]}, expected multiples of "
-            f"{WIDTH_MULTIPLE}",
+            f"its widths must be multiples of {WIDTH_MULTIPLE}, got {widths[0]} and {widths[1]}",
         )
 
 
 def refuse_quantized(module: torch.nn.Module) -> None:
-    """Rejects weights that another tool has replaced by integers, in another shape."""
+    """Reject weights that another tool has replaced by integers, in another shape."""
     known = quantized_experts.names(module)
     for name, weight in module._parameters.items():
         if weight is not None and name not in known and not weight.is_floating_point():
             kind = type(weight).__name__
-            raise _refusal(module, f"its {name} is a {kind} of {weight.dtype}: dequantize it first")
+            raise _refusal(
+                module,
+                f"its {name} is a {kind} of {weight.dtype}, expected a floating-point weight; "
+                "dequantize it first",
+            )
 
 
 def refuse_weights(module: torch.nn.Module) -> None:
-    """Rejects weights for which forward would fail or return noise."""
+    """Reject weights for which forward would fail or return undefined values."""
     present = {name: p for name, p in module._parameters.items() if p is not None}
     for name in [*present]:
         if (quantized := quantized_experts.get(module, name)) is not None:
             present.pop(name + "_scale_inv", None)
-            # What its values become, in the dtype and on the device that it is computed in.
+            # The dtype and device of the computation with the values.
             present[name] = quantized.scales.new_empty(0, dtype=quantized.dtype)
     for name, weight in present.items():
         _refuse_weight(module, name, weight)
@@ -168,18 +179,21 @@ def refuse_weights(module: torch.nn.Module) -> None:
         for other, weight in present.items():
             if p.device != weight.device:
                 raise _refusal(
-                    module, f"its {name} is on {p.device}, but its {other} on {weight.device}"
+                    module,
+                    f"expected all weights on one device: its {name} is on {p.device}, its "
+                    f"{other} is on {weight.device}",
                 )
             either_is_cast = name.endswith("_bias") or other.endswith("_bias")
             if _dtype(p) != _dtype(weight) and not either_is_cast:
                 raise _refusal(
                     module,
-                    f"its {name} is {p.dtype}, but its {other} is {weight.dtype}: cast one of them",
+                    f"expected one dtype: its {name} is {p.dtype}, its {other} is "
+                    f"{weight.dtype}; cast one of them",
                 )
 
 
 def _dtype(weight: torch.Tensor) -> torch.dtype:
-    """The dtype of the computation. (Autocast does not change float64.)"""
+    """Return the dtype of the computation; autocast does not change float64."""
     known = weight.dtype in FLOAT_TYPES
     return (known and autocast_dtype(weight.device)) or weight.dtype
 
@@ -187,24 +201,30 @@ def _dtype(weight: torch.Tensor) -> torch.dtype:
 def _refuse_weight(module: torch.nn.Module, name: str, weight: torch.Tensor) -> None:
     kind, dtype = weight.device.type, _dtype(weight)
     if kind == "meta":
-        raise _refusal(module, f"its {name} is on meta: load the weights first")
+        raise _refusal(
+            module, f"its {name} is on meta, expected loaded weights; load the weights first"
+        )
     if kind not in ("cpu", "cuda"):
-        raise _refusal(module, f"its {name} is on {weight.device}, expected cpu or cuda")
+        raise _refusal(module, f"its {name} must be on cpu or cuda, got {weight.device}")
     why_no_cuda = _library.why_no_cuda()
     if kind == "cuda" and why_no_cuda is not None:
         raise _refusal(module, f"its {name} is on {weight.device}, but {why_no_cuda}")
     if kind == "cuda" and dtype == torch.float32 and not name.endswith("_bias"):
         raise _refusal(
             module,
-            f"its {name} is float32 on {weight.device}, expected bfloat16 or float16 on a GPU: "
-            "cast the model, or call prepare() under the torch.autocast that it will run under",
+            f"its {name} must be bfloat16 or float16 on CUDA, got float32 on "
+            f"{weight.device}; cast the model, or call prepare() under the torch.autocast "
+            "of its later calls",
         )
     if dtype not in FLOAT_TYPES:
-        raise _refusal(module, f"its {name} is {dtype}, expected float32, bfloat16 or float16")
+        raise _refusal(module, f"its {name} must be float32, bfloat16 or float16, got {dtype}")
 
 
 def _values() -> torch.Tensor:
-    """Both signs and zero: small enough to show a slope, large enough to meet any clamp."""
+    """Return values of both signs and zero.
+
+    They are small enough to show a slope and large enough to reach any clamp.
+    """
     positive = 2.0 ** torch.arange(-12, 20, 0.5, dtype=torch.float64)
     return torch.cat([-positive, torch.zeros(1, dtype=torch.float64), positive])
 
@@ -220,7 +240,7 @@ FUNCTIONS = {  # of the formulas in the library's list
 
 
 def _activations(gated: bool) -> dict[str, Callable]:
-    """The activations of the library's list, as functions of gate and up, or of h, by name."""
+    """Return the activations of the library's list by name, of gate and up, or of h."""
     formulas = enumerate(_library.operators.activation_formulas())
     arguments = "gate, up" if gated else "h"
     return {
@@ -234,14 +254,17 @@ GATED, PLAIN = _activations(gated=True), _activations(gated=False)
 
 
 def _function(form: Form) -> Callable:
-    """The form's function of gate and up, or of h."""
+    """Return the form's function of gate and up, or of h."""
     if form.activation == "swiglu":
         return lambda gate, up: _swiglu(gate, up, form.clamp, form.alpha, form.up_shift)
     return (GATED | PLAIN)[form.activation]
 
 
 def between(form: Form) -> Callable[[torch.Tensor], torch.Tensor]:
-    """H (..., 2n) -> A (..., n), or (..., n) -> (..., n) if the form has no gate."""
+    """Return the form's function from H (..., 2n) to A (..., n).
+
+    H is (..., n) if the form has no gate.
+    """
     function = _function(form)
     if form.activation in PLAIN:
         return function
@@ -249,7 +272,7 @@ def between(form: Form) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _of_columns(function: Callable, is_concatenated: bool) -> Callable:
-    """function(gate, up) as a function of H."""
+    """Return function(gate, up) as a function of H."""
     if is_concatenated:
         return lambda H: function(*H.chunk(2, dim=-1))
     return lambda H: function(H[..., ::2], H[..., 1::2])
@@ -265,7 +288,7 @@ def _form_of_activation(module: torch.nn.Module) -> Form:
             return form
     raise _refusal(
         module,
-        f"its activation {_name(module.act_fn)} is none of {', '.join(PLAIN)}"
+        f"its activation {_name(module.act_fn)} must be one of {', '.join(PLAIN)}"
         + _nearest(theirs, ours, x.abs() <= 8)
         + ANY_ACTIVATION,
     )
@@ -281,7 +304,7 @@ def _form_of_gate(module: torch.nn.Module) -> Form:
             H = torch.stack([gate, up], dim=-1).flatten(-2)
         return module._apply_gate(H)
 
-    # Every pair of values, shuffled: a gate that mixes columns or rows cannot hide.
+    # Every pair of values, shuffled, to detect a gate that mixes columns or rows.
     values = _values()
     pairs = torch.cartesian_prod(values, values)
     pairs = pairs[torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0))]
@@ -300,8 +323,8 @@ def _form_of_gate(module: torch.nn.Module) -> Form:
     *others, last = (name for name in GATED if name != "swiglu")
     raise _refusal(
         module,
-        f"its {_name(module._apply_gate)}{act} is no swiglu (with clamp, alpha and up_shift), "
-        f"{', '.join(others)} or {last} of {layout} columns"
+        f"its {_name(module._apply_gate)}{act} must be a swiglu (with clamp, alpha and "
+        f"up_shift), {', '.join(others)} or {last} of {layout} columns"
         + _nearest(theirs, ours, (gate.abs() <= 8) & (up.abs() <= 8))
         + ANY_ACTIVATION,
     )
@@ -314,11 +337,11 @@ def _swiglu(gate, up, clamp, alpha, up_shift):
 
 
 def _swiglu_numbers(gated: Callable) -> tuple[float, float, float]:
-    """The clamp, alpha and up_shift with which `gated` is a swiglu, if it is one.
+    """Return the clamp, alpha and up_shift with which `gated` is a swiglu, if it is one.
 
-    Solved from three values at a small gate t, where gated(t, u) = t sigmoid(alpha t) (u +
-    up_shift) and a huge u is cut to the clamp. Their names differ from class to class; their effect
-    does not.
+    They are solved from three values at a small gate t, for which gated(t, u) = t sigmoid(alpha t)
+    (u + up_shift) and a huge u is cut to the clamp. Their names differ between classes, their
+    effect does not.
     """
     t, huge = 2.0**-6, 2.0**30
     up = torch.tensor([[0.0, t, huge]], dtype=torch.float64)
@@ -326,8 +349,8 @@ def _swiglu_numbers(gated: Callable) -> tuple[float, float, float]:
     at_zero, at_t, at_huge = at
     slope = (at_t - at_zero) / t  # t sigmoid(alpha t)
     solved = ((at_huge - at_zero) / slope, torch.logit(slope / t) / t, at_zero / slope)
-    # Nine decimals: more than a float32 holds, fewer than the divisions blur. Those of float32's
-    # values blur all but four digits.
+    # Nine decimals: more than float32 has, fewer than the rounding of the divisions affects. For
+    # float32 values rounding leaves only four digits.
     rounded = (lambda v: float(f"{v:.4g}")) if _is_float32(at) else (lambda v: round(v, 9))
     clamp, alpha, up_shift = (rounded(v.item()) if v.isfinite() else 0.0 for v in solved)
     if not 0 <= clamp < huge / 2:
@@ -338,7 +361,7 @@ def _swiglu_numbers(gated: Callable) -> tuple[float, float, float]:
 
 
 def _value_and_slopes(function: Callable, *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """function(*inputs) and its gradient to each input: a gate may stop or bend one."""
+    """Return `function(*inputs)` and its gradient to each input: a gate may change one."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     value = function(*inputs)
     return [value.detach(), *torch.autograd.grad(value.sum(), inputs)]
@@ -354,8 +377,10 @@ def _evaluated(
 
 
 def _agree(theirs: list[torch.Tensor], ours: list[torch.Tensor], scale: torch.Tensor) -> bool:
-    """Whether both are equal up to rounding, in float64, or in float32 if the module computes in
-    it, and up to constants written with nine digits."""
+    """Return whether both are equal up to rounding and constants with nine digits.
+
+    The comparison is in float64, or in float32 if the module computes in float32.
+    """
     for a, b in zip(theirs, ours, strict=True):
         relative, absolute = (2e-6, 1e-6) if _is_float32(a) else (1e-8, 1e-12)
         if a.shape != b.shape:
@@ -366,12 +391,12 @@ def _agree(theirs: list[torch.Tensor], ours: list[torch.Tensor], scale: torch.Te
 
 
 def _is_float32(tensor: torch.Tensor) -> bool:
-    """Whether float32 has each of its float64 values: those of 1/sqrt(2) and such never are."""
+    """Return whether float32 has each float64 value: it never has 1/sqrt(2) and the like."""
     return torch.equal(tensor, tensor.float().double())
 
 
 def _nearest(theirs: list[torch.Tensor], ours: dict, moderate: torch.Tensor) -> str:
-    """-> the form that differs least, and by how much, over the moderate inputs."""
+    """Return the form that differs least, and by how much, over the moderate inputs."""
 
     def differs(tensors: list[torch.Tensor]) -> float:
         if any(a.shape != b.shape for a, b in zip(theirs, tensors, strict=True)):
@@ -394,4 +419,4 @@ def _name(function: Callable) -> str:
 
 
 def _refusal(module: torch.nn.Module, reason: str) -> NotImplementedError:
-    return NotImplementedError(f"tilemoe cannot compute {_library.class_of(module)}: {reason}")
+    return NotImplementedError(f"TileMoE cannot compute {_library.class_of(module)}: {reason}")

@@ -1,5 +1,7 @@
-"""The forward of an experts class itself, run on random tokens and compared with what TileMoE
-computes (see transformers.py)."""
+"""Run the forward of an experts class on random tokens and compare it with TileMoE's result.
+
+See transformers.py.
+"""
 
 import inspect
 import types
@@ -11,17 +13,19 @@ from torch import Tensor
 
 from . import transformers_norm
 
-# Attributes of an experts module that its weights' shapes and the interface's flags decide.
+# Attributes of an experts module that follow from its weights' shapes and the interface's flags.
 KNOWN = {
     "config", "training", "act_fn", "num_experts", "hidden_dim", "hidden_size", "intermediate_dim",
     "intermediate_size", "has_gate", "has_bias", "is_transposed", "is_concatenated",
 }  # fmt: skip
-TOLERANCE = 1e-4  # of a row's norm: a forward may compute in float32
+TOLERANCE = 1e-4  # relative to a row's norm: a forward may compute in float32
 
 
 def dispatching_forward(cls: type) -> Callable | None:
-    """The forward of `cls` that use_experts_implementation made, which calls the implementation
-    that the configuration names; None if `cls` has none."""
+    """Return the forward of `cls` that use_experts_implementation made; None if it has none.
+
+    This forward calls the implementation that the configuration names.
+    """
     for base in cls.__mro__:
         forward = vars(base).get("forward")
         if getattr(forward, "__globals__", {}).get("__name__") == "transformers.integrations.moe":
@@ -32,14 +36,14 @@ def dispatching_forward(cls: type) -> Callable | None:
 def difference(module: torch.nn.Module, *between: Callable[[Tensor], Tensor]) -> float | None:
     """Compare the module's own forward with experts that compute `between` between their GEMMs.
 
-    Both compute 8 tokens, of magnitudes from 2^-8 to 2^14, on the CPU, with random weights of a
-    few experts and columns: the module's own tensors are not read, so that they may be on any
-    device, sharded or quantized.
+    Both compute 8 tokens, of magnitudes from 2^-8 to 2^14, on the CPU, with random weights of a few
+    experts and columns: the module's own tensors are not read, so that they may be on any device,
+    sharded or quantized.
 
     Args:
-        module: an experts module.
-        between: (..., 2n) -> (..., n), or (..., n) -> (..., n) if the module has no gate; several
-            for the one that differs least.
+        module: Experts module.
+        *between: Functions (..., 2n) -> (..., n), or (..., n) -> (..., n) if the module has no
+            gate; with several, the one that differs least counts.
 
     Returns:
         The largest relative difference of output and gradients, infinite if it is NaN; None if the
@@ -56,7 +60,7 @@ def difference(module: torch.nn.Module, *between: Callable[[Tensor], Tensor]) ->
         try:
             out = forward(_miniature(module, weights, norm, sizes), x, ids, scores)
             own = [out, *torch.autograd.grad(out, given, dO.to(out.dtype), allow_unused=True)]
-        except Exception:  # whatever a class may need that the miniature lacks
+        except Exception:  # for anything that a class requires and the miniature lacks
             continue
         ours = (_experts(module, weights, f, norm, x, ids, scores) for f in between)
         return min(_error(own, [out, *torch.autograd.grad(out, given, dO)]) for out in ours)
@@ -64,7 +68,7 @@ def difference(module: torch.nn.Module, *between: Callable[[Tensor], Tensor]) ->
 
 
 def unknown_attributes(module: torch.nn.Module) -> list[str]:
-    """The numbers, flags, names and tensors that a forward of the module's own may read."""
+    """Return the numbers, flags, names and tensors that a forward of the module's own may read."""
     kinds = bool, int, float, str, Tensor
     return sorted(
         name
@@ -74,11 +78,13 @@ def unknown_attributes(module: torch.nn.Module) -> list[str]:
 
 
 def _weights(module: torch.nn.Module, dtype: torch.dtype) -> tuple[dict[str, Tensor], dict]:
-    """-> weights and biases of few experts and columns, by name; and {a size of the module's own
-    weights: the same size of these}. Sizes that are equal there are equal here."""
+    """Return weights and biases of few experts and columns, and the map of sizes.
+
+    The map is {size of the module's own weights: size in these}. Equal sizes stay equal.
+    """
     real = module.down_proj.shape
     E, d, n, sizes = 3, 24, 8, {}
-    if len(real) == 3:  # not where a tool has flattened it
+    if len(real) == 3:  # a tool may have flattened the weight
         of_experts, of_d, of_n = (real[0], *(real[:0:-1] if module.is_transposed else real[1:]))
         d = {of_n: n, 2 * of_n: 2 * n}.get(of_d, d)
         E = {of_n: n, 2 * of_n: 2 * n, of_d: d}.get(of_experts, E)
@@ -98,7 +104,7 @@ def _weights(module: torch.nn.Module, dtype: torch.dtype) -> tuple[dict[str, Ten
 
 
 def _tokens(down_proj: Tensor, is_transposed: bool, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """-> x (8, d), ids (8, 2), scores (8, 2), dO (8, d)."""
+    """Return x (8, d), ids (8, 2), scores (8, 2), dO (8, d)."""
     E, d = down_proj.shape[0], down_proj.shape[2 if is_transposed else 1]
     generator = torch.Generator().manual_seed(1)
     magnitudes = 2.0 ** torch.tensor([[-8], [-3], [0], [0], [1], [3], [8], [14]])
@@ -110,8 +116,10 @@ def _tokens(down_proj: Tensor, is_transposed: bool, dtype: torch.dtype) -> tuple
 
 
 class _EagerConfig:
-    """The module's configuration, which names the class's own forward. (transformers' own property
-    would set it in the configurations that this one contains.)"""
+    """Configuration of the module that names the class's own forward.
+
+    transformers' own property would set the name in nested configurations, too.
+    """
 
     _experts_implementation = "eager"
 
@@ -128,10 +136,11 @@ def _miniature(
     norm: torch.nn.Module | None,
     sizes: dict[int, int],
 ) -> Any:
-    """The module with other weights and the sizes that follow from them.
+    """Return the module with other weights and the sizes that follow from them.
 
-    The weights are attributes of a class of its own: they hide the parametrizations and shards of
-    the module's."""
+    The weights are attributes of a separate class: they hide the module's parametrizations and
+    shards.
+    """
     cls = type(module)
     mini = object.__new__(type(cls.__name__, (cls,), dict(weights)))
     state = dict(vars(module))
@@ -157,7 +166,7 @@ def _experts(
     ids: Tensor,
     scores: Tensor,
 ) -> Tensor:
-    """What TileMoE computes, in PyTorch: every expert of every token, (T, d) -> (T, d)."""
+    """Compute the reference in PyTorch: every expert of every token, (T, d) -> (T, d)."""
     W1, W2, *biases = weights.values()
     if module.is_transposed:
         W1, W2 = W1.mT, W2.mT
@@ -170,8 +179,11 @@ def _experts(
 
 
 def _error(got: list[Tensor | None], want: list[Tensor]) -> float:
-    """The largest error of output, dx and dscores by token, and of each weight's gradient, relative
-    to the norm."""
+    """Return the largest relative error.
+
+    The error is that of output, dx and dscores by token, and of each weight's gradient, relative to
+    the norm.
+    """
     errors = []
     for i, (g, w) in enumerate(zip(got, want, strict=True)):
         g = torch.zeros_like(w) if g is None else g
@@ -179,8 +191,8 @@ def _error(got: list[Tensor | None], want: list[Tensor]) -> float:
             return torch.inf
         rows = (len(w), -1) if i < 3 else (1, -1)
         g, w = g.detach().double().reshape(rows), w.detach().double().reshape(rows)
-        # A saturated gate's gradient may be 1e-40, and 0 in float32. In a row of dx, whose norm is
-        # near 1, 1 - tanh^2 of float32 then leaves an error of 3e-7.
+        # The gradient of a saturated gate may be 1e-40, and 0 in float32. In a row of dx with a
+        # norm near 1, 1 - tanh^2 of float32 then leaves an error of 3e-7.
         smallest = 2.0**-4 if i == 1 else 1e-6
         errors.append(((g - w).norm(dim=1) / (w.norm(dim=1) + smallest)).max())
     return torch.stack(errors).max().nan_to_num(torch.inf).item()

@@ -1,5 +1,7 @@
-"""Experts of transformers with a norm of each expert's output, before the score
-(`use_experts_implementation(has_post_expert_norm=True)`; see transformers.py)."""
+"""Compute experts of transformers with a norm of each expert's output, before the score.
+
+See use_experts_implementation(has_post_expert_norm=True) and transformers.py.
+"""
 
 import copy
 
@@ -14,7 +16,7 @@ NORM = "post_expert_norm"
 
 
 def norm_of(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The norm of a module's experts, or None."""
+    """Return the norm of a module's experts, or None."""
     return getattr(module, NORM, None) if getattr(module, "has_post_expert_norm", False) else None
 
 
@@ -25,9 +27,11 @@ def computed(
     scores: Tensor,
     weights: list[Tensor | QuantizedExperts | None],
 ) -> Tensor:
-    """x (T, d), ids and scores (T, K) -> (T, d): the rows of both GEMMs, with the module's own gate
-    and norm. weights: W1, W2, b1, b2. In training x, H, A and the rows of the second GEMM are kept;
-    the gate and the norm are computed again in backward."""
+    """Compute x (T, d), ids and scores (T, K) -> (T, d) with the module's own gate and norm.
+
+    weights: W1, W2, b1, b2. In training x, H, A and the rows of the second GEMM are saved; the gate
+    and the norm are computed again in backward.
+    """
     W1, W2, b1, b2 = weights
     routing = gemms.route_ids(ids, scores, W2.shape[0])
     norm = norm_of(experts)
@@ -51,8 +55,10 @@ def _recomputed(function, *tensors: Tensor) -> Tensor:
 def small(
     norm: torch.nn.Module | None, sizes: dict[int, int], dtype: torch.dtype
 ) -> torch.nn.Module | None:
-    """The same norm of a smaller width, with random weights. sizes: {a size of the module: the size
-    in its place}."""
+    """Return the same norm with a smaller width and random weights.
+
+    sizes: {size of the module: size in its place}.
+    """
     if norm is None:
         return None
     made = copy.copy(norm)

@@ -1,11 +1,12 @@
-"""TileMoE in JAX: the functions of `tilemoe.functional` with the same letters and options, through
-XLA's FFI. Importing it imports no torch.
+"""Compute the layer in JAX with the symbols and options of `tilemoe.functional`, through XLA's FFI.
 
-They work under jit, grad, shard_map, checkpoint, scan and export, on the CPU and on NVIDIA GPUs.
-Not supported, with an error that names it: vmap, forward mode, second derivatives, symbolic shapes,
-float64, float32 on a GPU, token rounding."""
+Importing the package does not import torch. The functions work under jit, grad, shard_map,
+checkpoint, scan and export, on the CPU and on NVIDIA GPUs. Not supported, with an error that names
+it: vmap, forward mode, second derivatives, symbolic shapes, float64, float32 on a GPU, token
+rounding.
+"""
 
-from . import _library as _library  # first: it says what is missing
+from . import _library as _library  # first: it reports what is missing
 from ._experts import RESIDUALS, Aux, grouped_experts, moe
 from ._library import (
     VERSION as __version__,

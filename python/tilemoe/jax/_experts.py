@@ -1,4 +1,4 @@
-"""The layer: forward and backward of the experts as one custom_vjp, and the functions of it."""
+"""Define the layer in JAX: forward and backward of the experts as one custom_vjp."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
-# The bits of gradients in the library, and the operands that they belong to.
+# Bits of gradients in the library, and the operands of these gradients.
 _BITS = {
     "X": 1, "scores": 2, "W1": 4, "W1_up": 8, "W2": 16, "b1": 32, "b1_up": 64, "b2": 128,
     "A1": 256, "B1": 256, "A1_up": 256, "B1_up": 256, "A2": 512, "B2": 512,
 }  # fmt: skip
-_FROM_DH = 1 | 4 | 8 | 32 | 64 | 256  # those that follow from dH
+_FROM_DH = 1 | 4 | 8 | 32 | 64 | 256  # gradients that follow from dH
 _RESULTS = {"X": "dX", "scores": "ds", **{name: f"d{name}" for name in (*WEIGHTS, *FACTORS)}}
-# What forward keeps for backward, by the names of jax.ad_checkpoint.
+# Arrays that forward saves for backward, by the names of jax.ad_checkpoint.
 RESIDUALS = (
     "tilemoe_H", "tilemoe_routing", "tilemoe_ids", "tilemoe_scores", "tilemoe_P1", "tilemoe_P2",
     "tilemoe_packed",
@@ -42,7 +42,7 @@ RESIDUALS = (
 
 
 class _Static(NamedTuple):
-    """The function of the experts, as the handlers' attributes have it."""
+    """Function of the experts, in the form of the handlers' attributes."""
 
     kind: int
     K: int
@@ -68,7 +68,7 @@ class _Static(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
-    """The operands whose gradients are wanted, and the dtypes that these have."""
+    """Operands whose gradients are wanted, and their dtypes."""
 
     dtypes: tuple[tuple[str, str], ...]
 
@@ -77,7 +77,7 @@ class _Wanted:
 
 
 def _forward(static: _Static, operands: dict[str, Any], saves: bool) -> dict[str, Any]:
-    """All results of the handler that a caller reads."""
+    """Return all results of the handler that a caller reads."""
     X = operands["X"]
     dtype = X.dtype
     operands = {
@@ -105,7 +105,7 @@ def _forward(static: _Static, operands: dict[str, Any], saves: bool) -> dict[str
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _experts(static: _Static, overwrite_H: bool, operands: dict[str, Any]) -> Any:
-    """O and the routing's bytes."""
+    """Return O and the routing's bytes."""
     made = _forward(static, operands, False)
     return made["O"], made["routing"]
 
@@ -129,7 +129,9 @@ def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
     }  # fmt: skip
     weights = {name: made[name] for name in WEIGHTS if made[name] is not None}
     scores = values["scores"]
-    shapes = {name: array[:0] for name, array in values.items() if name in FACTORS and array is not None}
+    shapes = {
+        name: array[:0] for name, array in values.items() if name in FACTORS and array is not None
+    }
     saved = {
         "X": values["X"], **kept, **weights, **{f"{name}_like": of for name, of in shapes.items()}
     }  # fmt: skip
@@ -181,7 +183,7 @@ def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotang
 _experts.defvjp(_experts_forward, _experts_backward, symbolic_zeros=True)
 
 
-# ---------------------------------------------------------------- what both functions do
+# ---------------------------------------------------------------- shared by both functions
 
 
 class _OfExperts(TypedDict, total=False):
@@ -208,7 +210,7 @@ _moe, _grouped = Reader("moe", _OfMoe), Reader("grouped_experts", _OfExperts)
 
 
 class _Layer(NamedTuple):
-    """The weights of a call, checked as far as they are read here."""
+    """Weights of a call, with the checks that this module needs."""
 
     weights: dict[str, Any]
     E: int
@@ -222,7 +224,7 @@ def _layer(weights: list[Any], options: Options, transposed: bool, overwrite_H: 
            lora: LoRA | None) -> _Layer:  # fmt: skip
     for name, value in (("transposed", transposed), ("overwrite_H", overwrite_H)):
         if not isinstance(value, bool):
-            raise TypeError(f"tilemoe: {name} is {value!r}, expected True or False")
+            raise TypeError(f"{name} must be True or False, got {value!r}")
     arrays = {
         name: None if value is None else require_array(value, name)
         for name, value in zip(WEIGHTS, weights)
@@ -230,13 +232,13 @@ def _layer(weights: list[Any], options: Options, transposed: bool, overwrite_H: 
     W2 = arrays["W2"]
     if W2 is None or W2.ndim != 3:
         shape = "None" if W2 is None else f"of shape {shape_text(W2.shape)}"
-        raise ValueError(f"tilemoe: W2 is {shape}, expected three dimensions")
+        raise ValueError(f"W2 is {shape}, expected three dimensions (E, d, n)")
     return _Layer(arrays, W2.shape[0], options, transposed, overwrite_H, lora)
 
 
 def _run(layer: _Layer, kind: int, K: int, capacity: int, X: Any, ids: Any, scores: Any,
          addend: Any) -> Any:  # fmt: skip
-    """O and the routing's bytes."""
+    """Return O and the routing's bytes."""
     options, W2 = layer.options, layer.weights["W2"]
     factors = Factors({}, (0, 0, 0), (1.0, 1.0))
     if layer.lora is not None:
@@ -252,7 +254,7 @@ def _run(layer: _Layer, kind: int, K: int, capacity: int, X: Any, ids: Any, scor
         addend = require_array(addend, "addend")
         if addend.size != X.size:
             raise ValueError(
-                f"tilemoe: addend has shape {shape_text(addend.shape)}, expected that of x, as "
+                f"addend has shape {shape_text(addend.shape)}, expected the shape of x, as "
                 f"rows {shape_text(X.shape)}"
             )
         addend = addend.reshape(X.shape)
@@ -267,12 +269,20 @@ def _run(layer: _Layer, kind: int, K: int, capacity: int, X: Any, ids: Any, scor
 
 
 class Aux(NamedTuple):
-    """The counts of a routing."""
+    """Counts of a routing.
 
-    expert_counts: jax.Array  # (E) int32: how often each expert was chosen
-    skipped: jax.Array  # () int32: pairs with an id outside [0, E), or over the capacity
-    without: jax.Array  # () int32: tokens without an expert
-    overflow: jax.Array  # () int32: pairs that did not fit into the capacity; they are skipped too
+    Attributes:
+        expert_counts: int32, shape (E): how often each expert was chosen.
+        skipped: int32, shape (): pairs with an id outside [0, E), or over the capacity.
+        without: int32, shape (): tokens without an expert.
+        overflow: int32, shape (): pairs that exceeded the capacity; they are also counted in
+            skipped.
+    """
+
+    expert_counts: jax.Array
+    skipped: jax.Array
+    without: jax.Array
+    overflow: jax.Array
 
 
 @_moe.shows
@@ -295,47 +305,49 @@ def moe(
     return_aux: bool = False,
     **options: Unpack[_OfMoe],
 ) -> Any:
-    """Compute the routed layer: O_t = addend_t + sum over the token's K experts of s * expert(x_t).
+    """Compute the routed layer.
 
-    With `K`, each token's experts are chosen from the router's logits. With `ids`, the experts are
+    The output is O_t = addend_t + sum over the K experts of token t of s * expert(x_t). With `K`,
+    the experts of each token are chosen from the router's logits. With `ids`, the experts are
     given, and the second argument is their scores. x, the weights and the biases may have different
-    dtypes: the layer computes in x's, and each gradient has the dtype of its array; that of a
+    dtypes: the layer computes in x's dtype, and each gradient has the dtype of its array; that of a
     float32 weight is written in float32.
 
     Args:
-        x: the tokens; float32 (CPU alone), bfloat16 or float16.
-        logits_or_scores: with `K` the router's logits, with `ids` the scores of the chosen experts.
-            The gradient goes to this array. float32, bfloat16 or float16.
-        W1: the experts' first weights, gate and up rows. See `gate_layout`.
-        W2: the experts' second weights.
-        ids: the experts of each token, int32 or int64; one outside [0, E) is skipped.
-        W1_up, b1_up: the up rows and their biases, if `gate_layout` is "split".
-        b1, b2: biases of the first and the second GEMM.
-        selection_bias: added to the sigmoid scores to choose experts, not to the scores themselves.
-        addend: added to the output in float32 before rounding, a residual for instance.
-        lora: low-rank adapters of the weights. Weights that are not differentiated have no gradient
-            computed.
-        transposed: the weights are (E, d, 2n) and (E, n, d), as `jax.lax.ragged_dot` takes them.
-            A transpose before the call would copy all weights in every step.
-        overwrite_H: backward writes dH, its largest intermediate, over H, the largest array that
-            forward keeps. If H is read again, XLA copies it before.
-        return_aux: also return the counts of the routing.
-
-    Shape:
-        x (..., d); logits (..., E), or ids and scores (..., K); W1 (E, 2n, d), or (E, n, d) if it
-        is split or the activation has no gate; W2 (E, d, n); with `transposed` the last two
-        dimensions of W1, W1_up and W2 are swapped; biases b1 (E, 2n) or (E, n), one for each row of
-        W1, b2 (E, d); selection_bias (E) float32; addend and the output as x. d and n are multiples
-        of 8.
+        x: Tokens, shape (..., d), d a multiple of 8; float32 (CPU only), bfloat16 or float16.
+        logits_or_scores: With `K` the router's logits, shape (..., E); with `ids` the scores of the
+            chosen experts, shape (..., K). float32, bfloat16 or float16. Receives a gradient.
+        W1: First weights of the experts, gate and up rows (see `gate_layout`), shape (E, 2n, d), or
+            (E, n, d) if it is split or the activation has no gate; n a multiple of 8.
+        W2: Second weights of the experts, shape (E, d, n).
+        ids: Experts of each token, int32 or int64, shape (..., K); an id outside [0, E) is skipped.
+        W1_up: Up rows, shape (E, n, d), with gate_layout="split".
+        b1: Biases of the first GEMM, one per row of W1, shape (E, 2n) or (E, n).
+        b1_up: Biases of the up rows, shape (E, n), with gate_layout="split".
+        b2: Biases of the second GEMM, shape (E, d).
+        selection_bias: Added to the sigmoid scores to choose experts, but not to the scores;
+            float32, shape (E).
+        addend: Added to the output in float32 before the output is rounded, for example a residual;
+            shape of x.
+        lora: Low-rank adapters of the weights. The gradient of a weight that is not differentiated
+            is not computed.
+        transposed: The last two dimensions of W1, W1_up and W2 are swapped: (E, d, 2n) and (E, n,
+            d), as `jax.lax.ragged_dot` expects them. A transpose before the call would copy all
+            weights in every step.
+        overwrite_H: In backward, write dH, the largest intermediate, over H, the largest array that
+            is saved for backward. If H is read again, XLA copies it first.
+        return_aux: Also return the counts of the routing.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Returns:
-        O, of x's shape and dtype; with `return_aux` O and an `Aux`.
+        O, shape and dtype of x; with `return_aux` O and an `Aux`.
 
     Raises:
-        ValueError: a shape, a dtype or an option does not fit; it names the argument. Also if an
-            array is sharded along explicit axes of a mesh outside of `jax.shard_map`.
-        TypeError: an argument is no array.
-        NotImplementedError: vmap, derivatives of the gradient, symbolic shapes, token rounding.
+        ValueError: A shape, a dtype or an option is wrong, or an array is sharded along explicit
+            axes of a mesh outside `jax.shard_map`; the message names the argument.
+        TypeError: An argument is not an array.
+        NotImplementedError: vmap, derivatives of the gradient, symbolic shapes or token rounding is
+            used.
 
     Example:
         >>> x, logits = jnp.ones((6, 16)), jnp.arange(24.0).reshape(6, 4)
@@ -344,7 +356,9 @@ def moe(
         (6, 16)
     """
     if options.get("rounding") is not None:
-        raise NotImplementedError("tilemoe: token rounding (rounding=) is not supported in JAX")
+        raise NotImplementedError(
+            f"rounding is not supported in JAX, got rounding={options['rounding']!r}"
+        )
     chosen = _moe(options)  # type: ignore[arg-type]
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
     x = require_array(x, "x")
@@ -355,7 +369,7 @@ def moe(
     if ids is None:
         require_shape(router, "logits", T, E)
         if chosen.K is None:
-            raise ValueError("tilemoe: K is None, expected the number of experts to choose from the logits")
+            raise ValueError("K is required unless ids is given")
         scores, id_rows, _ = choose(router, chosen.K, chosen, selection_bias)
     else:
         scores, id_rows = router, _given_ids(ids, chosen, selection_bias, T)
@@ -374,16 +388,23 @@ def moe(
 
 def _given_ids(ids: Any, options: Options, selection_bias: Any, T: int) -> Any:
     if selection_bias is not None:
-        raise ValueError("tilemoe: selection_bias chooses from logits, but ids are given")
-    _checks.plain_choice(options, "{name} is {value}, but ids are given, with their scores")
+        raise ValueError(
+            "selection_bias requires logits without ids, got ids; remove it, or pass logits and K"
+        )
+    _checks.plain_choice(
+        options, "{name} must have its default if ids and their scores are given, got {value}"
+    )
     rows = rows_of(require_array(ids, "ids", INTS), "ids", "(..., K)")
     require_shape(rows, "ids", T, rows.shape[1])
     return rows
 
 
 def _narrowed(ids: Any, scores: Any, E: int) -> tuple[Any, Any]:
-    """ids and scores (T, K) -> the same, or (T, E) with a place for each expert if K is larger than
-    E: the ids of a rank's part of the experts. An expert that a token has twice gets both scores."""
+    """Return ids and scores (T, K), or (T, E) with a place per expert if K is larger than E.
+
+    The ids are those of a rank's part of the experts. An expert that a token has twice gets the sum
+    of both scores.
+    """
     if ids.shape[1] <= E:
         return ids, scores
     experts = jnp.arange(E, dtype=ids.dtype)
@@ -393,12 +414,12 @@ def _narrowed(ids: Any, scores: Any, E: int) -> tuple[Any, Any]:
 
 
 def _ints(routing: Any) -> Any:
-    """A routing's bytes as int32."""
+    """Return a routing's bytes as int32."""
     return jax.lax.bitcast_convert_type(routing.reshape(-1, 4), jnp.int32)
 
 
 def _aux(routing: Any, ids: Any, E: int, T: int, capacity: int) -> Aux:
-    # The arrays of a routing: offsets (E + 1), scores and tokens of the rows, each on 16 bytes.
+    # Arrays of a routing, each aligned to 16 bytes: offsets (E + 1), scores and tokens of the rows.
     numbers, padded = _ints(routing), lambda elements: (elements + 3) // 4 * 4
     offsets, counters = numbers[: E + 1], numbers[-4:]
     begin = padded(E + 1) + padded(capacity)
@@ -430,25 +451,33 @@ def grouped_experts(
     overwrite_H: bool = True,
     **options: Unpack[_OfExperts],
 ) -> jax.Array:
-    """Compute the experts alone, over rows that are already sorted by expert.
+    """Compute the experts alone, on rows that are already sorted by expert.
 
     Args:
-        rows: the first counts[0] of them go through expert 0, the next counts[1] through expert 1,
-            and so on. Those past the sum of the counts are not read: they are zero in the output
-            and in the gradient. A buffer of the worst case costs memory, not time.
-        counts: rows of each expert, int32 or int64, read on the device. A negative count counts as
-            0, and experts get no rows past R.
-        row_scores: the factor of each row's result; the gradient goes to them. None: 1.
-        W1, W2, W1_up, b1, b1_up, b2, addend, lora, transposed, overwrite_H: as in `moe`.
-
-    Shape:
-        rows (R, d); counts (E); row_scores (R); weights, addend and the output as in `moe`.
+        rows: Rows, shape (R, d): expert 0 computes the first counts[0] rows, expert 1 the next
+            counts[1] rows, and so on. Rows past the sum of the counts are not read; they are zero
+            in the output and in the gradient. A buffer for the worst case costs memory but not
+            time.
+        counts: Number of rows of each expert, int32 or int64, shape (E), read on the device. A
+            negative count is read as 0, and experts have no rows past R.
+        W1: As in `moe`.
+        W2: As in `moe`.
+        row_scores: Factor of the result of each row, shape (R). Receives a gradient. None: 1.
+        W1_up: As in `moe`.
+        b1: As in `moe`.
+        b1_up: As in `moe`.
+        b2: As in `moe`.
+        addend: As in `moe`, shape (R, d).
+        lora: As in `moe`.
+        transposed: As in `moe`.
+        overwrite_H: As in `moe`.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
 
     Returns:
-        Rows (R, d), of the given rows' dtype.
+        Rows, shape (R, d), dtype of the given rows.
 
     Raises:
-        As `moe`.
+        ValueError: A shape, a dtype or an option is wrong; other errors as in `moe`.
 
     Example:
         >>> rows, counts = jnp.ones((5, 16)), jnp.array([2, 0, 3, 0])
@@ -460,7 +489,7 @@ def grouped_experts(
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
     X, counts = require_array(rows, "rows"), require_array(counts, "counts", INTS)
     if X.ndim != 2:
-        raise ValueError(f"tilemoe: rows has shape {shape_text(X.shape)}, expected (R, d)")
+        raise ValueError(f"rows has shape {shape_text(X.shape)}, expected (R, d)")
     require_shape(counts, "counts", layer.E)
     R = X.shape[0]
     if row_scores is not None:

@@ -1,5 +1,8 @@
-"""Loads the libraries for JAX, libtilemoe_jax (CPU) and libtilemoe_jax_cuda, registers their handlers
-with XLA, and calls the functions that a trace needs. Neither library links Python or jaxlib."""
+"""Load the libraries for JAX, register their handlers with XLA, and call their functions.
+
+libtilemoe_jax is for the CPU, libtilemoe_jax_cuda for GPUs. A trace calls their functions to plan
+sizes. Neither library links Python or jaxlib.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ try:
     import jax.ffi
 except ModuleNotFoundError as error:
     raise ImportError(
-        "tilemoe.jax needs jax 0.10.2 or newer, which is not installed: pip install 'tilemoe[jax]'"
+        "tilemoe.jax requires jax >= 0.10.2, which is not installed; run pip install 'tilemoe[jax]'"
     ) from error
 
 from .._folder import directory
@@ -29,18 +32,20 @@ _MAX_KEPT = 4096
 
 
 def target_of(handler: str) -> str:
-    """The name under which XLA knows a handler; exported programs contain it. The number changes if
-    the operands do."""
+    """Return the name of a handler in XLA, which exported programs contain.
+
+    The number in the name changes if the operands change.
+    """
     return f"tilemoe.{handler}.v1"
 
 
 class Sizes(NamedTuple):
-    """Sizes of the results of a call that only the library knows."""
+    """Sizes of the results of a call that only the library can compute."""
 
     routing: int  # bytes
     packed: int  # bytes of packed adapters
     capacity: int  # rows
-    workspace: int  # bytes on a GPU; the CPU's handlers allocate their own
+    workspace: int  # bytes on a GPU; the CPU's handlers allocate their own workspace
 
 
 class Library:
@@ -56,7 +61,7 @@ class Library:
             jax.ffi.register_ffi_target(target_of(handler), capsule, platform=platform)
 
     def check(self, status: int) -> None:
-        """Raises the library's error."""
+        """Raise the library's error."""
         if status:
             text = self._c.tilemoe_jax_last_error().decode()
             raise _STATUS.get(status, RuntimeError)(_sentence(text))
@@ -66,13 +71,13 @@ class Library:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def description(self) -> str:
-        """One line about the device, or why it cannot be used."""
+        """Return one line about the device, or why it cannot be used."""
         text = self._c.tilemoe_jax_description().decode()
         failed = re.match(r"tilemoe_\w+: (.*?)( \[\S+: \w+\])?$", text)
         return f"no: {failed[1]}" if failed else text
 
     def arrays(self, handler: str, results: bool) -> tuple[str, ...]:
-        """The names of a handler's possible operands or results, in XLA's order."""
+        """Return the names of a handler's possible operands or results, in XLA's order."""
         text = self._c.tilemoe_jax_arrays(target_of(handler).encode(), int(results))
         return tuple(text.decode().split())
 
@@ -96,19 +101,21 @@ class Library:
 
 
 def _sentence(text: str) -> str:
-    """An error of the library with this package's names of arrays."""
-    return "tilemoe: " + re.sub(r"^tilemoe_\w+: ", "", text).replace("weights.", "")
+    """Return an error of the library with this package's names of arrays."""
+    return re.sub(r"^tilemoe_\w+: ", "", text).replace("weights.", "")
 
 
 def _check_jax() -> None:
     version = tuple(int(part) for part in re.findall(r"\d+", jax.__version__)[:3])
     if version < MIN_JAX:
         required = ".".join(map(str, MIN_JAX))
-        raise ImportError(f"tilemoe.jax needs jax {required} or newer, but jax is {jax.__version__}")
+        raise ImportError(
+            f"tilemoe.jax requires jax >= {required}, got {jax.__version__}; run pip install -U jax"
+        )
 
 
 def _find(name: str) -> Path | None:
-    """A library in the package's folder, or in bindings/jax next to a build tree's bindings/torch."""
+    """Return a library in the package's folder, or in bindings/jax of a build tree."""
     folder = directory()
     for path in (folder / name, folder.parent / "jax" / name):
         if path.exists():
@@ -117,28 +124,31 @@ def _find(name: str) -> Path | None:
 
 
 def _load() -> tuple[Library | None, Library | None, str | None]:
-    """The libraries of the CPU and of CUDA, and why there is none for CUDA."""
+    """Return the libraries of the CPU and of CUDA, and why the latter is missing."""
     _check_jax()
     names = "libtilemoe_jax.so", "libtilemoe_jax_cuda.so"
     found = [_find(name) for name in names]
     if found == [None, None]:
         raise ImportError(
-            f"tilemoe's libraries for JAX are not in {directory()}: install the package "
-            "(pip install 'tilemoe[jax]'), or set TILEMOE_LIBRARY_DIR to bindings/jax of a build"
+            f"no TileMoE libraries for JAX in {directory()}; install the package (pip "
+            "install 'tilemoe[jax]'), or set TILEMOE_LIBRARY_DIR to bindings/jax of a "
+            "build"
         )
     cpu, cuda = None, None
-    reason: str | None = "this tilemoe was built without its CUDA library"
+    reason: str | None = (
+        "TileMoE was built without CUDA; install the CUDA wheel or rebuild with TILEMOE_CUDA=ON"
+    )
     if found[0] is not None:
         try:
             cpu = Library(found[0], "cpu")
         except OSError as error:
             hint = ": install it (apt-get install libgomp1)" if "libgomp" in str(error) else ""
-            raise ImportError(f"tilemoe's library for JAX cannot be loaded: {error}{hint}") from None
+            raise ImportError(f"cannot load the TileMoE library for JAX: {error}{hint}") from None
     if found[1] is not None:
         try:
             cuda, reason = Library(found[1], "CUDA"), None
         except OSError as error:
-            reason = f"its CUDA library cannot be loaded: {error}"
+            reason = f"the CUDA library of TileMoE cannot be loaded: {error}"
     return cpu, cuda, reason
 
 
@@ -166,11 +176,14 @@ def _sms_here() -> tuple[int, ...]:
 
 
 def plan(handler: str, operands: str, attributes: str) -> Sizes:
-    """The sizes of a call's results, on every platform that the traced program may run on. With the
-    CPU's library it also checks the operands.
+    """Return the sizes of a call's results, on every platform of the traced program.
+
+    The CPU's library also checks the operands.
 
     Raises:
-        ValueError, NotImplementedError: the library's error."""
+        ValueError: The library rejects an operand.
+        NotImplementedError: The library does not support an operand.
+    """
     sms = () if _cuda is None else _elsewhere or _sms_here()
     return _planned(handler, operands, attributes, sms)
 
@@ -185,12 +198,12 @@ def _planned(handler: str, operands: str, attributes: str, sms: tuple[int, ...])
         except NotImplementedError:
             if sizes is None:
                 raise
-            continue  # float32, which only a CPU computes: on a GPU the handler returns the error
+            continue  # float32, which only a CPU supports: on a GPU the handler returns the error
         workspace = here.workspace if sizes is None else max(sizes.workspace, here.workspace)
         sizes = here._replace(workspace=workspace)
     if sizes is None:
         raise NotImplementedError(
-            "tilemoe: this build has no CPU library, and JAX has no GPU here: call "
+            "this build has no CPU library, and JAX has no GPU here; call "
             "tilemoe.jax.set_cuda_sms()"
         )
     return sizes
@@ -200,68 +213,71 @@ def _planned(handler: str, operands: str, attributes: str, sms: tuple[int, ...])
 
 
 def set_num_threads(count: int) -> None:
-    """Set the number of threads that the CPU's handlers compute with, for the whole process; results
-    have the same bits. These threads are neither XLA's nor those of the PyTorch package.
+    """Set the number of threads of the CPU's handlers, for the whole process.
 
-    Call it while no computation runs: after `jax.block_until_ready`.
+    Results have the same bits. These threads are separate from XLA's and from those of the PyTorch
+    package. Call the function while no computation runs: after `jax.block_until_ready`.
 
     Args:
-        count: threads, including the calling one; 0: one per core, the default.
+        count: Threads, including the calling one; 0: one per core, the default.
 
     Raises:
-        ValueError: `count` is negative or more than 4096.
+        ValueError: `count` is outside [0, 4096].
     """
     if _cpu is not None:
         _cpu.set_num_threads(count)
 
 
 def set_ctas_per_sm(count: int) -> None:
-    """Set the number of CTAs that a GEMM on a GPU launches per SM, one after another (in waves), for
-    the whole process. Programs that are compiled already read it when they run, unless XLA has
-    captured them in a command buffer.
+    """Set the number of CTAs per SM for grouped GEMMs (1 to 16, default 1).
 
-    With 1, the default, a CTA runs for the whole GEMM. If collectives of other streams occupy SMs,
-    set 4: the free SMs take over their work. Results have the same bits.
+    The setting applies to the whole process. Compiled programs read it when they run, unless XLA
+    has captured them in a command buffer. With 1 a CTA runs for the whole GEMM. If collectives of
+    other streams occupy SMs, set 4: the CTAs run in waves, and the free SMs take over the work.
+    Results have the same bits.
 
     Args:
-        count: 1 to 16.
+        count: CTAs per SM.
 
     Raises:
-        ValueError: `count` is no int from 1 to 16.
+        ValueError: `count` is not an int in [1, 16].
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 16:
-        raise ValueError(f"tilemoe: CTAs per SM is {count!r}, expected an int, 1 to 16")
+        raise ValueError(f"ctas_per_sm must be an int in [1, 16], got {count!r}")
     if _cuda is not None:
         _cuda.set_ctas_per_sm(count)
 
 
 def set_arch(arch: str | None) -> None:
-    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process: "sm80",
-    "sm90", "sm100", or None or "auto" for the newest that a GPU supports.
+    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
+
+    Args:
+        arch: "sm80", "sm90", "sm100", or None or "auto" for the newest that a GPU supports.
 
     Raises:
-        ValueError: `arch` is none of these.
-        NotImplementedError: the library was built without this arch.
+        ValueError: `arch` has another value.
+        NotImplementedError: The library was built without this arch.
     """
     if _cuda is not None:
         _cuda.set_arch("auto" if arch is None else arch)
 
 
 def set_cuda_sms(*counts: int) -> None:
-    """Describe the GPUs that programs traced from now on will run on, if they are not this host's:
-    to trace or export on a host without a GPU, or for several kinds of GPUs. The size of the
-    workspace depends on the number of SMs.
+    """Describe the GPUs on which programs that are traced later will run.
+
+    Call the function if they are not this host's GPUs: to trace or export on a host without a GPU,
+    or for several types of GPUs. The size of the workspace depends on the number of SMs.
 
     Args:
-        counts: SMs of each kind, 132 for an H100; none: those of this host's GPUs.
+        *counts: SMs of each type, for example 132 for an H100; none: this host's GPUs.
 
     Raises:
-        ValueError: a count is no int of at least 1.
+        ValueError: A count is not an int >= 1.
     """
     global _elsewhere
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"tilemoe: SMs is {count!r}, expected an int of at least 1")
+            raise ValueError(f"counts must be ints >= 1, got {count!r}")
     _elsewhere = tuple(sorted(set(counts)))
 
 
@@ -274,7 +290,7 @@ def show_config() -> None:
         jax        0.11.2
         python     3.12.3, Linux x86_64
         CPU        cpu: 16 threads, AVX3, oneDNN 2.6.3
-        CUDA       no: this tilemoe was built without its CUDA library
+        CUDA       no: TileMoE was built without CUDA; install the CUDA wheel or rebuild with ...
     """
     lines = [
         ("tilemoe", VERSION),
@@ -288,8 +304,9 @@ def show_config() -> None:
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """Return what `jax.export.export(..., disabled_checks=...)` needs to accept this package's
-    custom calls. The process that runs an exported program must import `tilemoe.jax`, too.
+    """Return the `disabled_checks` with which `jax.export.export` accepts this package's calls.
+
+    The process that runs an exported program must also import `tilemoe.jax`.
 
     Example:
         >>> checks = tilemoe.jax.export_checks()

@@ -1,4 +1,4 @@
-"""The router: the choice of experts and its scores, and the losses."""
+"""Define the router in JAX: the choice of experts, its scores, and the losses."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _top_k, _top_k_scores = Reader("top_k", OfTopK, "K"), Reader("top_k_scores", OfScores)
-_OF_CHOSEN = ("softmax_over_chosen", "softmax_renormalized")  # their gradient reads no logits
+_OF_CHOSEN = (
+    "softmax_over_chosen",
+    "softmax_renormalized",
+)  # their gradient does not read the logits
 
 
 class _Rule(NamedTuple):
-    """How experts are chosen and scored, by the numbers of tilemoe.h."""
+    """Rule of choice and scores, in the numbers of tilemoe.h."""
 
     K: int
     scoring: int
@@ -71,7 +74,10 @@ def _choose_forward(rule: _Rule, logits: Any, selection_bias: Any) -> Any:
 
 
 def _kept(rule: _Rule, logits: Any) -> Any:
-    """The logits, or an array without rows, for their dtype and E, if the gradient reads no more."""
+    """Return the logits, or an array without rows if the gradient does not read them.
+
+    The array without rows has the logits' dtype and E.
+    """
     return logits if rule.reads_logits() else logits[:0]
 
 
@@ -101,16 +107,18 @@ _choose.defvjp(_choose_forward, _choose_backward)
 
 
 def choose(logits: Any, K: int, options: Options, selection_bias: Any) -> Any:
-    """logits (T, E) -> scores (T, K), ids (T, K), counts (E), by the choice of the options."""
+    """Choose by the options: logits (T, E) -> scores (T, K), ids (T, K), counts (E)."""
     E = logits.shape[1]
     if isinstance(K, bool) or not isinstance(K, int) or not 1 <= K <= E:
-        raise ValueError(f"tilemoe: K is {K!r}, expected 1 to E = {E}")
+        raise ValueError(f"K must be in [1, {E}] for E = {E}, got {K!r}")
     _checks.groups(options, E, K)
     if selection_bias is not None:
         selection_bias = require_array(selection_bias, "selection_bias", ("float32",))
         require_shape(selection_bias, "selection_bias", E)
         if options.scoring not in _checks.SIGMOIDS:
-            raise ValueError("tilemoe: selection_bias: only the sigmoid scorings support it")
+            raise ValueError(
+                f"selection_bias requires a sigmoid scoring, got scoring={options.scoring!r}"
+            )
     given = _sharding.together({"logits": logits, "selection_bias": selection_bias})
     return _choose(_rule_of(options, K), given["logits"], given["selection_bias"])
 
@@ -119,26 +127,25 @@ def choose(logits: Any, K: int, options: Options, selection_bias: Any) -> Any:
 def top_k(
     logits: Any, K: int, *, selection_bias: Any = None, **options: Unpack[OfTopK]
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Choose each token's K experts and compute their scores, in descending order.
+    """Choose the K experts of each token and compute their scores, in descending order.
 
-    Ties go to the lower id, NaN ranks last.
+    Ties go to the lower id; NaN ranks last.
 
     Args:
-        logits: the router's, float32, bfloat16 or float16.
-        K: experts per token.
-        selection_bias: for the sigmoid scorings: added to choose experts, not to the scores. It has
-            no gradient.
-
-    Shape:
-        logits (..., E) -> scores (..., K), ids (..., K), counts (E); selection_bias (E) float32.
+        logits: Logits of the router, float32, bfloat16 or float16, shape (..., E).
+        K: Experts per token.
+        selection_bias: Added to the sigmoid scores to choose experts, but not to the scores;
+            float32, shape (E). It has no gradient.
+        **options: Options of the choice by name; see `tilemoe.options.Options`.
 
     Returns:
-        The scores, float32 and differentiable in the logits, the experts' ids, int32, and how often
-        each expert was chosen, int32.
+        Scores, float32, shape (..., K), differentiable in the logits; ids, int32, shape (..., K);
+        and how often each expert was chosen, int32, shape (E).
 
     Raises:
-        ValueError: K is outside 1 to E, or another argument does not fit; it names the argument.
-        TypeError: an argument is no array.
+        ValueError: K is outside [1, E], or another argument is wrong; the message names the
+            argument.
+        TypeError: An argument is not an array.
 
     Example:
         >>> scores, ids, counts = tilemoe.jax.top_k(jnp.array([[0.0, 2.0, 1.0]]), 2)
@@ -179,26 +186,23 @@ _scores.defvjp(_scores_forward, _scores_backward)
 
 @_top_k_scores.shows
 def top_k_scores(logits: Any, ids: Any, **options: Unpack[OfScores]) -> jax.Array:
-    """Compute the scores of experts that were chosen elsewhere, in a rollout for instance, by a
-    rule of `top_k`.
+    """Compute the scores of given experts, for example those of a rollout, by a rule of `top_k`.
 
-    If the ids are those that `top_k` chooses, in its order, the scores have the same bits. Pass
-    them on with `moe(x, scores, ..., ids=ids)`.
+    If the ids are those that `top_k` chooses, in its order, the scores have the same bits. Pass the
+    scores to `moe(x, scores, ..., ids=ids)`.
 
     Args:
-        logits: the router's, float32, bfloat16 or float16.
-        ids: the experts, int32 or int64. An id outside [0, E) is absent: it has score 0 and is not
-            part of a sum. An id that occurs twice counts twice.
-
-    Shape:
-        logits (..., E), ids (..., K) -> (..., K), K at most E.
+        logits: Logits of the router, float32, bfloat16 or float16, shape (..., E).
+        ids: Experts, int32 or int64, shape (..., K), K at most E. An id outside [0, E) is absent:
+            its score is 0, and it is not part of a sum. An id that occurs twice counts twice.
+        **options: Options of the scores by name; see `tilemoe.options.Options`.
 
     Returns:
-        The scores, float32 and differentiable in the logits.
+        Scores, float32, shape (..., K), differentiable in the logits.
 
     Raises:
-        ValueError: a shape, a dtype or an option does not fit; it names the argument.
-        TypeError: an argument is no array.
+        ValueError: A shape, a dtype or an option is wrong; the message names the argument.
+        TypeError: An argument is not an array.
 
     Example:
         >>> logits = jnp.array([[0.0, 2.0, 1.0]])
@@ -210,12 +214,12 @@ def top_k_scores(logits: Any, ids: Any, **options: Unpack[OfScores]) -> jax.Arra
     if ids.ndim == 0 or ids.shape[:-1] != logits.shape[:-1] or not 1 <= ids.shape[-1]:
         leading = "".join(f"{size}, " for size in logits.shape[:-1])
         raise ValueError(
-            f"tilemoe: ids has shape {shape_text(ids.shape)}, expected ({leading}K) for these "
-            "logits, K at least 1"
+            f"ids has shape {shape_text(ids.shape)}, expected ({leading}K) with K >= 1 for "
+            "these logits"
         )
     rows, id_rows = rows_of(logits, "logits", "(..., E)"), rows_of(ids, "ids", "(..., K)")
     if id_rows.shape[1] > rows.shape[1]:
-        raise ValueError(f"tilemoe: ids has K = {ids.shape[-1]}, expected at most E = {rows.shape[1]}")
+        raise ValueError(f"ids must have K <= E = {rows.shape[1]}, got K = {ids.shape[-1]}")
     given = _sharding.together({"logits": rows, "ids": id_rows})
     rule = _rule_of(chosen, id_rows.shape[1])
     return _scores(rule, given["logits"], given["ids"]).reshape(ids.shape)
@@ -225,7 +229,7 @@ def top_k_scores(logits: Any, ids: Any, **options: Unpack[OfScores]) -> jax.Arra
 
 
 def _call_losses(logits: Any, counts: Any, balance: float, z: float) -> Any:
-    """The losses (2), or with coefficients their gradient (T, E), float32."""
+    """Return the losses (2), or with coefficients their gradient (T, E), float32."""
     operands, attributes = {"logits": logits, "counts": counts}, {
         "balance_coefficient": balance, "z_coefficient": z
     }  # fmt: skip
@@ -265,25 +269,22 @@ def router_losses(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute the router's losses: the load balance loss and the z loss.
 
-    balance = E * sum_e (c_e / sum(c)) * mean_t p(t, e), 1 when balanced (Switch Transformer,
-    arXiv 2101.03961, equation 4), with c the expert_counts;
-    z = mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
+    The balance loss is E * sum_e (c_e / sum(c)) * mean_t p(t, e), which is 1 if balanced (Switch
+    Transformer, arXiv 2101.03961, equation 4), with c the expert_counts. The z loss is
+    mean_t logsumexp(logits_t)^2 (ST-MoE, arXiv 2202.08906, equation 5).
 
     Args:
-        logits: the router's.
-        expert_counts: tokens that chose each expert, int32, as `top_k` returns them.
-        token_mask: bool; a token with False, such as padding, is in neither mean and has no
-            gradient. expert_counts must not count it either. None: every token counts.
-
-    Shape:
-        logits (..., E), expert_counts (E), token_mask (...) -> two scalars.
+        logits: Logits of the router, shape (..., E).
+        expert_counts: Tokens per expert, int32, shape (E), as `top_k` returns them.
+        token_mask: bool, shape (...); a token with False, for example padding, is in neither mean
+            and has no gradient, and expert_counts must not count it. None: every token counts.
 
     Returns:
-        balance and z, float32, differentiable in the logits.
+        balance and z, float32 scalars, differentiable in the logits.
 
     Raises:
-        ValueError: a shape or a dtype does not fit.
-        TypeError: an argument is no array.
+        ValueError: A shape or a dtype is wrong.
+        TypeError: An argument is not an array.
     """
     logits = require_array(logits, "logits")
     counts = require_array(expert_counts, "expert_counts", ("int32",))

@@ -1,4 +1,4 @@
-"""Calls of the library's handlers, and the checks of arrays while JAX traces."""
+"""Call the library's handlers, and check arrays while JAX traces."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FLOATS = ("float32", "bfloat16", "float16")
 INTS = ("int32", "int64")
 
 _NO_VMAP = (
-    "tilemoe: vmap over {handler} is not supported: give all tokens as (..., T, d), or experts of "
-    "several layers as one call each"
+    "vmap over {handler} is not supported; fold the batch dimension into the tokens (..., "
+    "T, d), or call experts of several layers one by one"
 )
-_NO_SECOND = "tilemoe: derivatives of the gradient ({handler}) are not supported"
+_NO_SECOND = "derivatives of the gradient ({handler}) are not supported"
 _SYMBOLIC = (
-    "tilemoe: {name} has the symbolic shape ({shape}): symbolic shapes are not supported, since the "
-    "library computes sizes from numbers"
+    "{name} has the symbolic shape ({shape}), expected numbers: the library computes "
+    "sizes from numbers"
 )
 
 
@@ -34,34 +34,34 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def require_array(value: Any, name: str, dtypes: tuple[str, ...] = FLOATS) -> Any:
-    """The value as an array of JAX with one of these dtypes and a shape of numbers."""
+    """Return the value as an array of JAX with one of these dtypes and a shape of numbers."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise TypeError(f"tilemoe: {name} is a {kind}, expected an array")
+        raise TypeError(f"{name} is a {kind}, expected an array")
     if not all(isinstance(size, (int, np.integer)) for size in value.shape):
         shape = ", ".join(map(str, value.shape))
         raise NotImplementedError(_SYMBOLIC.format(name=name, shape=shape))
     array = jnp.asarray(value)
     if array.dtype.name not in dtypes:
         *first, last = dtypes
+        expected = f"{', '.join(first)} or {last}" if first else last
         raise ValueError(
-            f"tilemoe: {name} is {value.dtype} {shape_text(array.shape)}, expected "
-            f"{', '.join(first)} or {last}"
+            f"{name} must be {expected}, got {value.dtype} with shape {shape_text(array.shape)}"
         )
     return array
 
 
 def rows_of(array: Any, name: str, expected: str) -> Any:
-    """(..., width) as (rows, width)."""
+    """Return (..., width) as (rows, width)."""
     if array.ndim == 0:
-        raise ValueError(f"tilemoe: {name} has shape (), expected {expected}")
+        raise ValueError(f"{name} has shape (), expected {expected}")
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
 def require_shape(array: Any, name: str, *shape: int) -> None:
     if array.shape != shape:
         raise ValueError(
-            f"tilemoe: {name} has shape {shape_text(array.shape)}, expected {shape_text(shape)} for "
+            f"{name} has shape {shape_text(array.shape)}, expected {shape_text(shape)} for "
             "the other arguments"
         )
 
@@ -70,7 +70,7 @@ def require_shape(array: Any, name: str, *shape: int) -> None:
 
 
 def plan(handler: str, operands: dict[str, Any], attributes: dict[str, Any]) -> _library.Sizes:
-    """The sizes of the results of a call with these operands, None for absent ones."""
+    """Return the sizes of the results of a call with these operands, None for absent ones."""
     arrays = [
         " ".join((name, array.dtype.name, *map(str, array.shape)))
         for name, array in operands.items()
@@ -90,10 +90,11 @@ def call(
     """Call a handler.
 
     Args:
-        operands: by name; None: absent.
-        results: the shape and the dtype of each.
-        attributes: ints become int64 and floats float64, as the handlers read them.
-        aliases: the operand whose memory a result takes: {result: operand}.
+        handler: Name of the handler.
+        operands: Arrays by name; None: absent.
+        results: Shape and dtype of each result.
+        attributes: Values by name; ints become int64 and floats float64, as the handlers read them.
+        aliases: The operand whose memory a result uses: {result: operand}.
 
     Returns:
         The results by name.
@@ -120,14 +121,12 @@ def _bits(names: tuple[str, ...], present: tuple[str, ...]) -> int:
 
 @functools.lru_cache(1024)
 def _runner(handler: str, types: tuple, over: tuple, attributes: tuple) -> Callable[..., Any]:
-    """The call of a handler as a function of its operands, without vmap and derivatives."""
+    """Return the call of a handler as a function of its operands, without vmap and derivatives."""
     values = {
         name: np.float64(value) if kind is float else np.int64(value)
         for name, value, kind in attributes
     }
-    invoke = jax.ffi.ffi_call(
-        _library.target_of(handler), types, input_output_aliases=dict(over)
-    )
+    invoke = jax.ffi.ffi_call(_library.target_of(handler), types, input_output_aliases=dict(over))
 
     @jax.custom_batching.custom_vmap
     def unbatched(*operands):

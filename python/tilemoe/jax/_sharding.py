@@ -1,5 +1,8 @@
-"""Mesh axes of arrays, in the only file that uses JAX's names for them. Inside `jax.shard_map` the
-results of a call vary along the axes along which its operands vary."""
+"""Read and set mesh axes of arrays.
+
+Only this file uses JAX's names for them. Inside `jax.shard_map` the results of a call vary along
+the axes along which its operands vary.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import jax
 from jax.sharding import AxisType, ManualAxisType, NamedSharding, PartitionSpec
 
 _EXPLICIT = (
-    "tilemoe: {name} is sharded as {spec} along explicit axes of a mesh: call the layer inside "
+    "{name} is sharded as {spec} along explicit axes of a mesh; call the layer inside "
     "jax.shard_map, which gives each device its part"
 )
 
 
 def varying_axes(*arrays: Any) -> frozenset[str]:
-    """The manual axes along which one of the arrays varies; empty outside of shard_map."""
+    """Return the manual axes along which an array varies; empty outside shard_map."""
     axes: frozenset[str] = frozenset()
     for array in arrays:
         axes |= frozenset(jax.typeof(array).manual_axis_type.varying)
@@ -23,11 +26,13 @@ def varying_axes(*arrays: Any) -> frozenset[str]:
 
 
 def together(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays, made to vary along the axes of all of them. The gradient of one that did not vary
-    is summed over these axes. None stays None.
+    """Return the arrays, made to vary along the axes of all of them.
+
+    The gradient of an array that did not vary is summed over these axes. None stays None.
 
     Raises:
-        ValueError: one is sharded along explicit axes."""
+        ValueError: An array is sharded along explicit axes.
+    """
     given = {name: array for name, array in arrays.items() if array is not None}
     for name, array in given.items():
         _refuse_explicit(name, jax.typeof(array).sharding)
@@ -48,7 +53,7 @@ def _refuse_explicit(name: str, sharding: Any) -> None:
 
 
 def result(shape: tuple[int, ...], dtype: Any, axes: frozenset[str]) -> jax.ShapeDtypeStruct:
-    """The type of a result that varies along these axes."""
+    """Return the type of a result that varies along these axes."""
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
     return jax.ShapeDtypeStruct(
