@@ -51,6 +51,7 @@ python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # of Attributes; the members are objects already
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Shape"]
 
