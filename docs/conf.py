@@ -27,10 +27,6 @@ extensions = [
     "breathe",
     "site_extension",
 ]
-exclude_patterns = [  # pages that are to go
-    "benchmarks.md", "decisions.md", "development.md", "expert_parallel.md", "interface.md",
-    "memory.md", "routing.md", "simulator.md", "torchtitan.md", "training.md", "transformers.md",
-]  # fmt: skip
 
 # ---------------------------------------------------------------- pages
 
