@@ -30,7 +30,7 @@ LEFT_OUT = ("bench", "_command", "__main__.py", "transformers.py", "torchtitan.p
             "transformers_expert_parallel.py", "peft*.py", "expert_adapters.py",
             "sharded_adapters.py", "kept_quantized.py", "quantized_loading.py",
             "jax", "libtilemoe_jax*.so")
-CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
+KERNELS = "libtilemoe_cuda-*.so"  # with the namespace of the build
 # Those of TILEMOE_CUDA_ARCHS, as kernels write them.
 ARCHITECTURES = {80: "8.0", 90: "9.0a", 100: "10.0", 120: "12.0"}
 
@@ -44,10 +44,10 @@ def variant_of(unpacked, kernel):
     """The name of the folder, as kernels read it: the least torch, CUDA's version or cpu, the machine."""
     stable_abi = kernel["torch"]["stable-abi"]
     backend, where = "cpu", "cpu"
-    cuda = unpacked / "tilemoe" / "lib" / CUDA_LIBRARY
-    if cuda.exists():
+    kernels = list((unpacked / "tilemoe" / "lib").glob(KERNELS))
+    if kernels:
         # CUDA's runtime is inside, and one of 13.x runs on every driver of 13.
-        _, nvcc = kernel_hash.kernels(cuda)
+        _, nvcc = kernel_hash.kernels(only(kernels))
         major = nvcc.split(".")[0]
         backend, where = "cuda", f"cu{major}0"
     min_torch = stable_abi[backend].replace(".", "")
@@ -86,7 +86,7 @@ def backend_of(backend, folder):
     """Its entry in the metadata, with the architectures that its library has machine code for."""
     if backend != "cuda":
         return {"type": backend}
-    found, _ = kernel_hash.kernels(folder / "lib" / CUDA_LIBRARY)
+    found, _ = kernel_hash.kernels(only((folder / "lib").glob(KERNELS)))
     return {"type": backend, "archs": [ARCHITECTURES[one] for one in sorted(found)]}
 
 

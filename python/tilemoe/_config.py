@@ -11,7 +11,8 @@ ARCHS = ("auto", "sm80", "sm90", "sm100")  # the names that tilemoe_set_cuda_arc
 
 
 def set_arch(arch: str | None) -> None:
-    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
+    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process, also for
+    `tilemoe.jax`.
 
     "sm80" (mma.sync; every GPU from compute capability 8.0 on), "sm90" (wgmma and TMA; 9.0),
     "sm100" (tcgen05; 10.x; experimental: never executed on a GPU), or None or "auto" for the newest

@@ -1,6 +1,6 @@
 """Finds and loads the operators' libraries: libtilemoe_torch (their names and the CPU kernels) and,
-if torch has CUDA, libtilemoe_torch_cuda. A build with TILEMOE_CPU=OFF has no CPU kernels:
-libtilemoe_torch then contains only the operators' names."""
+if torch has CUDA, libtilemoe_torch_cuda, which links libtilemoe_cuda with the CUDA kernels. A build
+with TILEMOE_CPU=OFF has no CPU kernels: libtilemoe_torch then contains only the operators' names."""
 
 import torch
 

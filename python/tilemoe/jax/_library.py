@@ -1,5 +1,6 @@
 """Loads the libraries for JAX, libtilemoe_jax (CPU) and libtilemoe_jax_cuda, registers their handlers
-with XLA, and calls the functions that a trace needs. Neither library links Python or jaxlib."""
+with XLA, and calls the functions that a trace needs. Neither library links Python or jaxlib; the
+second links libtilemoe_cuda, which contains the CUDA kernels, as the PyTorch package's does."""
 
 from __future__ import annotations
 
@@ -236,8 +237,8 @@ def set_ctas_per_sm(count: int) -> None:
 
 
 def set_arch(arch: str | None) -> None:
-    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process: "sm80",
-    "sm90", "sm100", or None or "auto" for the newest that a GPU supports.
+    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process, also for the
+    PyTorch package: "sm80", "sm90", "sm100", or None or "auto" for the newest that a GPU supports.
 
     Raises:
         ValueError: `arch` is none of these.
