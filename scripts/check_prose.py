@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Check the prose of the project against the rules of docs/prose.toml.
 
-  scripts/check_prose.py               every file that git tracks, without those of `excluded`
-  scripts/check_prose.py FILE...       these files, excluded or not
+  scripts/check_prose.py               every file that git tracks
+  scripts/check_prose.py FILE...       these files
   scripts/check_prose.py --root DIR    the files of another tree
 
 Read public text: pages, docstrings, messages (strings of at least three words), comments of Python
@@ -54,7 +54,6 @@ class Prose:
         data = tomllib.loads(table.read_text(encoding="utf-8"))
         self.rules = [Rule(name, rule) for name, rule in data["rules"].items()]
         self.files, self.allowed = data["files"], data.get("allow", [])
-        self.excluded = self.files.pop("excluded")
         self.used = set()
 
     def reader(self, path):
@@ -130,11 +129,7 @@ def main():
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=options.root, check=True, stdout=subprocess.PIPE
         )
-        files = [
-            name
-            for name in listed.stdout.decode().split("\0")
-            if name and not matches(name, prose.excluded)
-        ]
+        files = [name for name in listed.stdout.decode().split("\0") if name]
     count = 0
     for path in files:
         if prose.reader(path) and (options.root / path).is_file():

@@ -156,13 +156,6 @@ class Program(unittest.TestCase):
             done = run(root, "--all-levels", "docs/a.md")
             self.assertEqual((done.returncode, done.stdout.count("\n")), (0, 2))
 
-    def test_named_files_are_read_though_excluded(self):
-        name = PROSE.excluded[0] if PROSE.excluded else self.skipTest("none is excluded")
-        with tree({name: "It runs beside it.\n" if name.endswith(".md") else "# beside it\n"}) as root:
-            subprocess.run(["git", "init", "-q"], cwd=root, check=True)
-            subprocess.run(["git", "add", "."], cwd=root, check=True)
-            self.assertEqual(run(root).returncode, 0)
-
     def test_finds_no_error_in_this_tree(self):
         done = run(str(ROOT))
         print(done.stdout, end="")  # the warnings
