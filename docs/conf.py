@@ -53,9 +53,9 @@ napoleon_custom_sections = ["Shape"]
 
 # ---------------------------------------------------------------- C, which doxygen reads
 
-breathe_default_project = "tilemoe"
-breathe_projects = {"tilemoe": str(BUILD / "doxygen" / "xml")}
-breathe_domain_by_extension = {"h": "c"}
+breathe_projects = {one: str(BUILD / "doxygen" / one / "xml") for one in ("c", "cpp")}
+breathe_default_project = "c"
+breathe_domain_by_file_pattern = {"*tilemoe.h": "c"}
 breathe_show_define_initializer = True
 
 # ---------------------------------------------------------------- look

@@ -6,6 +6,7 @@ of C, and the options of Python are data.
 
 import pathlib
 import re
+import shutil
 import subprocess
 from typing import get_type_hints
 
@@ -20,7 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 from tilemoe import _options_table, options  # imports no torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-HEADER = ROOT / "include" / "tilemoe" / "tilemoe.h"
+INCLUDE = ROOT / "include" / "tilemoe"
 LOG = logging.getLogger(__name__)
 
 # The navigation. index.md is read on GitHub without Sphinx's directives.
@@ -146,37 +147,56 @@ class OptionTexts(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(found))
 
 
-# ---------------------------------------------------------------- C
+# ---------------------------------------------------------------- C and C++
 
 DOXYGEN = """
-INPUT = {header}
 OUTPUT_DIRECTORY = {output}
 GENERATE_HTML = NO
 GENERATE_LATEX = NO
 GENERATE_XML = YES
 XML_PROGRAMLISTING = NO
-OPTIMIZE_OUTPUT_FOR_C = YES
 TYPEDEF_HIDES_STRUCT = YES
 MACRO_EXPANSION = YES
 EXPAND_ONLY_PREDEF = YES
+SEARCH_INCLUDES = NO
 PREDEFINED = TILEMOE_API= TILEMOE_INT=
 EXTRACT_ALL = YES
 SORT_MEMBER_DOCS = NO
 QUIET = YES
 WARN_AS_ERROR = FAIL_ON_WARNINGS
+INPUT = {input}
+OPTIMIZE_OUTPUT_FOR_C = {is_c}
 """
 
 
+ACTIVATIONS = re.compile(r"#define (TILEMOE_ACTIVATION)\(.*\n#include .*\n#undef \1")
+ACTIVATION = re.compile(r"^TILEMOE_ACTIVATION\(\w+, +(\w+), +(\w+),", re.MULTILINE)
+
+
+def header(file):
+    """Return a public header with the enumerators that doxygen does not expand."""
+    names = ACTIVATION.findall((INCLUDE / "activations.inc").read_text())
+    enumerators = "\n".join(f"  k{name} = TILEMOE_{number}," for number, name in names)
+    return ACTIVATIONS.sub(enumerators, file.read_text())
+
+
 def run_doxygen(app):
-    output = pathlib.Path(app.config.breathe_projects["tilemoe"]).parent
-    output.mkdir(parents=True, exist_ok=True)
-    text = DOXYGEN.format(header=HEADER, output=output)
-    try:
-        subprocess.run(["doxygen", "-"], input=text, text=True, check=True)
-    except FileNotFoundError:
-        raise ExtensionError("doxygen is not installed: scripts/docs.sh installs it") from None
-    except subprocess.CalledProcessError as error:
-        raise ExtensionError(f"doxygen: exit status {error.returncode}") from None
+    for project, folder in app.config.breathe_projects.items():
+        is_c = project == "c"
+        output = pathlib.Path(folder).parent
+        shutil.rmtree(output, ignore_errors=True)
+        copies = output / "include" / "tilemoe"
+        copies.mkdir(parents=True)
+        for file in INCLUDE.glob("*.h"):
+            if (file.name == "tilemoe.h") == is_c:
+                (copies / file.name).write_text(header(file))
+        text = DOXYGEN.format(input=copies, output=output, is_c="YES" if is_c else "NO")
+        try:
+            subprocess.run(["doxygen", "-"], input=text, text=True, check=True)
+        except FileNotFoundError:
+            raise ExtensionError("doxygen is not installed: scripts/docs.sh installs it") from None
+        except subprocess.CalledProcessError as error:
+            raise ExtensionError(f"doxygen: exit status {error.returncode}") from None
 
 
 def setup(app):

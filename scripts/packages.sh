@@ -30,7 +30,7 @@ python python3-dev         -             Python's headers: torch.compile's kerne
 ci    ccache               ccache        compiles a file once for the tests and for the wheel
 ci    git                git           lists the files for the formatter
 ci    clang-format-14      -             the formatter; other versions format differently
-docs  doxygen              doxygen       reads tilemoe.h for the reference of C
+docs  doxygen              doxygen       reads the headers for the reference of C and C++
 docs  python3              python3       builds the documentation site
 docs  python3-venv         -             its packages, in .venv-docs
 fuzz  clang                clang++       libFuzzer (preset fuzz)
