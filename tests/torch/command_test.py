@@ -456,7 +456,7 @@ def test_check_of_two_archs(child, tmp_path, capsys):
     "events, expected",
     [
         ([*GOOD_CHILD[:2], result("a", O="0", dX="7"), GOOD_CHILD[3], result("b", O="8")],
-         ["a: dX by sm90 have other bits than by sm80", "b: O by sm90 have other bits than by sm80"]),
+         ["a: bits of dX differ between sm90 and sm80", "b: bits of O differ between sm90 and sm80"]),
         ([*GOOD_CHILD[:4], result("b", "b, O: too far", O="2")], ["  b, O: too far"]),
         (GOOD_CHILD[:4], ["  b: ended with status 0"]),
         ([*GOOD_CHILD[:2], {"error": "cudaErrorIllegalAddress"}],
