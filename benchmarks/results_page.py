@@ -500,8 +500,10 @@ def small_model():
 def wheel():
     (one,) = Results("wheel").all.values()
     size = lambda key: f"{one.values[key] / MIB:.1f}"
+    kernels = next(key for key in ("libtilemoe_cuda_bytes", "libtilemoe_torch_cuda_bytes")
+                   if key in one.values)  # the second in wheels without JAX
     rows = [["wheel", size("bytes")],
-            ["CUDA kernels", size("libtilemoe_torch_cuda_bytes")],
+            ["CUDA kernels", size(kernels)],
             ["oneDNN", size("libdnnl_bytes")],
             ["operators", size("libtilemoe_torch_bytes")]]  # fmt: skip
     said = (f"Measured with TileMoE {one.versions['tilemoe']} (commit {one.commit[:7]}), nvcc "

@@ -17,7 +17,7 @@ sys.path += [str(ROOT / "python" / "tilemoe" / "bench"), str(ROOT / "scripts")]
 import kernel_hash  # noqa: E402
 import records  # noqa: E402  a file of the package that needs no package
 
-CUDA_LIBRARY = "tilemoe/lib/libtilemoe_torch_cuda.so"
+CUDA_LIBRARY = "tilemoe/lib/libtilemoe_cuda.so"
 COMMIT = "tilemoe/lib/commit.txt"
 
 

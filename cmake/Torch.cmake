@@ -1,10 +1,14 @@
 # PyTorch's headers and libraries, from the torch that a Python has. Turns TILEMOE_TORCH from what
-# was requested (AUTO, ON, OFF) into what is built (ON, OFF).
+# was requested (AUTO, ON, OFF) into what is built (ON, OFF). Checks TILEMOE_TORCH_NAMESPACE.
 set(torch_wanted ${TILEMOE_TORCH})
 set(torch_least_version 2.10)
 
 if(NOT torch_wanted MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TILEMOE_TORCH is '${torch_wanted}', expected AUTO, ON or OFF")
+endif()
+if(NOT TILEMOE_TORCH_NAMESPACE MATCHES "^[A-Za-z_][A-Za-z0-9_]*$")
+  message(FATAL_ERROR
+    "TILEMOE_TORCH_NAMESPACE is '${TILEMOE_TORCH_NAMESPACE}', expected an identifier")
 endif()
 set(TILEMOE_TORCH OFF)
 if(torch_wanted STREQUAL "AUTO" AND TILEMOE_SANITIZE)

@@ -27,10 +27,6 @@ extensions = [
     "breathe",
     "site_extension",
 ]
-exclude_patterns = [  # pages that are to go
-    "benchmarks.md", "decisions.md", "development.md", "expert_parallel.md", "interface.md",
-    "memory.md", "routing.md", "simulator.md", "torchtitan.md", "training.md", "transformers.md",
-]  # fmt: skip
 
 # ---------------------------------------------------------------- pages
 
@@ -51,6 +47,7 @@ python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # of Attributes; the members are objects already
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Shape"]
 

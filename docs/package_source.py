@@ -68,7 +68,7 @@ def add_options(lines, node, classes):
     )
     docstring = node.body[0]
     for at in range(docstring.lineno, docstring.end_lineno):
-        if lines[at].strip() in ("Shape:", "Returns:"):
+        if lines[at].strip() in ("Shape:", "Returns:", "Raises:"):
             lines.insert(at - 1, f"        **options: {links}.")
             return
-    raise ValueError(f"the docstring of {node.name} has neither Shape nor Returns")
+    raise ValueError(f"the docstring of {node.name} has no section after Args")

@@ -30,7 +30,7 @@ LEFT_OUT = ("bench", "_command", "__main__.py", "transformers.py", "torchtitan.p
             "transformers_expert_parallel.py", "peft*.py", "expert_adapters.py",
             "sharded_adapters.py", "kept_quantized.py", "quantized_loading.py",
             "jax", "libtilemoe_jax*.so")
-CUDA_LIBRARY = "libtilemoe_torch_cuda.so"
+KERNELS = "libtilemoe_cuda-*.so"  # with the namespace of the build
 # {architecture of TILEMOE_CUDA_ARCHS: its name in kernels}.
 ARCHITECTURES = {80: "8.0", 90: "9.0a", 100: "10.0", 120: "12.0"}
 
@@ -44,10 +44,10 @@ def variant_of(unpacked, kernel):
     """Return the folder's name in the form of kernels: minimum torch, CUDA or cpu, machine."""
     stable_abi = kernel["torch"]["stable-abi"]
     backend, where = "cpu", "cpu"
-    cuda = unpacked / "tilemoe" / "lib" / CUDA_LIBRARY
-    if cuda.exists():
+    kernels = list((unpacked / "tilemoe" / "lib").glob(KERNELS))
+    if kernels:
         # The CUDA runtime is included, and a runtime 13.x runs on every driver for CUDA 13.
-        _, nvcc = kernel_hash.kernels(cuda)
+        _, nvcc = kernel_hash.kernels(only(kernels))
         major = nvcc.split(".")[0]
         backend, where = "cuda", f"cu{major}0"
     min_torch = stable_abi[backend].replace(".", "")
@@ -86,7 +86,7 @@ def backend_of(backend, folder):
     """Return the backend's entry in the metadata, with the architectures of its machine code."""
     if backend != "cuda":
         return {"type": backend}
-    found, _ = kernel_hash.kernels(folder / "lib" / CUDA_LIBRARY)
+    found, _ = kernel_hash.kernels(only((folder / "lib").glob(KERNELS)))
     return {"type": backend, "archs": [ARCHITECTURES[one] for one in sorted(found)]}
 
 

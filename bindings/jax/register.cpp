@@ -12,7 +12,7 @@
 #include "view.h"
 
 #ifdef TILEMOE_JAX_CUDA
-#include <cuda_runtime_api.h>
+#include "bindings/cuda/runtime.h"
 #endif
 
 namespace tilemoe_jax {
@@ -308,13 +308,12 @@ const char* tilemoe_jax_description() {
 
 // SMs of a GPU, as CUDA counts it; 0: CUDA cannot read them. Makes no context.
 int tilemoe_jax_sms(int device) {
-  int sms = 0;
 #ifdef TILEMOE_JAX_CUDA
-  if (cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) sms = 0;
+  return tilemoe_runtime_sms(device);
 #else
   static_cast<void>(device);
+  return 0;
 #endif
-  return sms;
 }
 
 }  // extern "C"

@@ -1,24 +1,23 @@
-#include <cuda_runtime_api.h>
 #include <torch/csrc/stable/accelerator.h>
 
 #include <stdexcept>
 #include <string>
 
+#include "bindings/cuda/runtime.h"
 #include "call.h"
 #include "namespace.h"
 #include "register.h"
+#include "verify/memory.h"
 
 namespace tilemoe_torch {
 namespace {
 
 int64_t capture_id(Tensor tensor) {
   const Call call({{"tensor", tensor}});
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
-  const auto stream = static_cast<cudaStream_t>(call.stream());
-  if (const cudaError_t error = cudaStreamGetCaptureInfo(stream, &status, &id))
-    throw std::runtime_error(std::string("cudaStreamGetCaptureInfo: ") + cudaGetErrorString(error));
-  return status == cudaStreamCaptureStatusActive ? static_cast<int64_t>(id) : 0;
+  if (const char* const error = tilemoe_runtime_capture(call.stream(), &id))
+    throw std::runtime_error(std::string("cudaStreamGetCaptureInfo: ") + error);
+  return static_cast<int64_t>(id);
 }
 
 void set_arch(std::string arch) {
@@ -34,6 +33,14 @@ std::string arch_of(int64_t device) {
 
 }  // namespace
 }  // namespace tilemoe_torch
+
+namespace tilemoe::verify {
+
+Memory& cuda_memory() {
+  return *tilemoe_runtime_memory();
+}
+
+}  // namespace tilemoe::verify
 
 TILEMOE_TORCH_LIBRARY_IMPL(TILEMOE_TORCH_NAMESPACE, CUDA, m) {
   tilemoe_torch::register_operators(m);

@@ -11,7 +11,8 @@ ARCHS = ("auto", "sm80", "sm90", "sm100")  # names that tilemoe_set_cuda_arch ac
 
 
 def set_arch(arch: str | None) -> None:
-    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
+    """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process, also for
+    `tilemoe.jax`.
 
     "sm80" (mma.sync) runs on every GPU from compute capability 8.0 on, "sm90" (wgmma and TMA) on
     9.0, "sm100" (tcgen05) on 10.x; "sm100" is experimental and was never executed on a GPU. None or

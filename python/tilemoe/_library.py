@@ -1,8 +1,8 @@
 """Find and load the libraries of the operators.
 
-libtilemoe_torch has the operators' names and the CPU kernels; libtilemoe_torch_cuda has the CUDA
-kernels and is loaded if torch has CUDA. A build with TILEMOE_CPU=OFF has no CPU kernels:
-libtilemoe_torch then contains only the operators' names.
+libtilemoe_torch has the operators' names and the CPU kernels. libtilemoe_torch_cuda is loaded if
+torch has CUDA, and links libtilemoe_cuda, which has the CUDA kernels. A build with TILEMOE_CPU=OFF
+has no CPU kernels: libtilemoe_torch then contains only the operators' names.
 """
 
 import torch

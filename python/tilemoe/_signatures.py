@@ -75,8 +75,7 @@ class Reader:
             raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}{hint}")
         if newer in given:
             raise TypeError(
-                f"{newer} and {name} are both given, expected only {newer}; {name} is its "
-                "older name"
+                f"{newer}= and {name}=, its older name, are both given; pass only {newer}="
             )
         _renamed.warn(f"{name}=", f"{newer}=", 5)  # points to the call of the function
         return {newer if key == name else key: value for key, value in given.items()}

@@ -69,6 +69,11 @@ for package in (kernel, tilemoe):
     assert torch.equal(compiled(x)[0], out)
 assert kernel._library.NAMESPACE == namespace != tilemoe._library.NAMESPACE
 assert len(results[0]) == 5 and all(map(torch.equal, *results))
+
+# Each has kernels of its own.
+with open("/proc/self/maps") as maps:
+    loaded = {line.split()[-1] for line in maps if "/libtilemoe_cuda" in line}
+assert len(loaded) == 2 * (kernel._library.why_no_cuda() is None), loaded
 assert all(tensor.count_nonzero() for tensor in results[0])
 kernel.show_config()
 """
@@ -134,7 +139,9 @@ def test_metadata():
         key: kernel[key] for key in ("name", "version", "license")
     }
     backend = METADATA["backend"]["type"]
-    assert (VARIANT / "lib" / "libtilemoe_torch_cuda.so").exists() == (backend == "cuda")
+    names = {path.name for path in libraries()}
+    assert ("libtilemoe_torch_cuda.so" in names) == (backend == "cuda")
+    assert (f"libtilemoe_cuda-{METADATA['id']}.so" in names) == (backend == "cuda")
     assert re.fullmatch(rf"tilemoe_{backend}_[0-9a-f]{{12}}(_dirty)?", METADATA["id"])
 
 

@@ -99,6 +99,27 @@ def test_libraries(libraries):
     assert last.startswith("ImportError: no TileMoE libraries for JAX in ")
 
 
+KERNELS_AFTER = """
+import {}
+for line in open("/proc/self/maps"):
+    if line.rstrip().endswith("/libtilemoe_cuda.so"):
+        print(line.split()[-1])
+"""
+
+
+def test_kernels_are_loaded_once():
+    """By both packages in one process, in both orders."""
+    if library._cuda is None:
+        pytest.skip("built without CUDA")
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is None:
+        pytest.skip("this torch has no CUDA")
+    alone = set(succeeds(KERNELS_AFTER.format("tilemoe.jax")).splitlines())
+    assert len(alone) == 1
+    for imports in ("torch, tilemoe, tilemoe.jax", "tilemoe.jax, torch, tilemoe.functional"):
+        assert set(succeeds(KERNELS_AFTER.format(imports)).splitlines()) == alone
+
+
 def test_arrays_of_the_handlers():
     """What Python passes, by the names that the library reads: a wrong one is an assertion."""
     assert library.OPERANDS["top_k"] == ("logits", "selection_bias")

@@ -198,7 +198,7 @@ class Docstrings(unittest.TestCase):
 
 class Spelling(unittest.TestCase):
     # Names, and files with words that are wrong on purpose or with data.
-    NAMES = "dout,statics,ofmodule"
+    NAMES = "astroid,dout,ofmodule,statics"
     SKIPPED = ("benchmarks/results/", "tests/", "docs/images/", "bindings/jax/vendored/", "scripts/words.txt")
 
     def test_of_everything_that_git_tracks(self):

@@ -462,7 +462,7 @@ def test_check_of_two_archs(child, tmp_path, capsys):
         ([*GOOD_CHILD[:2], {"error": "cudaErrorIllegalAddress"}],
          ["  a: cudaErrorIllegalAddress; 1 later cases were not run"]),
         ([*GOOD_CHILD[:4], "crash"], ["  b: crashed by signal 11 (Segmentation fault)"]),
-        ([*GOOD_CHILD[:2], "hang"], ["  a: hung for 5 s; 1 later cases were not run"]),
+        ([*GOOD_CHILD[:2], "hang"], ["  a: no output for 5 s; 1 later cases were not run"]),
         (["crash"], ["  before the first case: crashed by signal 11 (Segmentation fault)"]),
         ([{"device": "Some GPU", "count": 0}], ["0 tensors compared bit for bit, 0 cases differ"]),
     ],
@@ -600,7 +600,7 @@ def test_doctor_without_a_gpu(a_gpu, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(installation, "find", lambda: without)
     assert run("doctor") == 0
     out = capsys.readouterr().out
-    assert "Missing for a GPU:\n  no NVIDIA GPU and no driver" in out and "    -> use a machine" in out
+    assert "Missing for a GPU:\n  the machine has no NVIDIA GPU and no driver" in out and "    -> use a machine" in out
     assert "cpu: 2 cases, 4 tensors, 0 failures\n" in out
     assert "result     passed: cpu; no usable GPU\n" in out
     assert a_gpu.ran() == [("cpu", True, None, ["--device", "cpu", "--reduced"])]

@@ -143,7 +143,7 @@ def test_the_older_name_of_overlap_warns(monkeypatch, call):
         for options, overlap in ((dict(overlap=False), "False"), ({}, "True")):
             with pytest.raises(Stop, match=overlap):
                 call(**options)
-    with pytest.raises(TypeError, match="overlap and beside are both given, expected only overlap"):
+    with pytest.raises(TypeError, match="overlap= and beside=, its older name, are both given"):
         call(overlap=True, beside=True)
 
 

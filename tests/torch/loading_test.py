@@ -13,6 +13,7 @@ import torch
 import checks
 
 CPU, CUDA = "libtilemoe_torch.so", "libtilemoe_torch_cuda.so"
+KERNELS = "libtilemoe_cuda.so"  # which CUDA links
 
 
 def succeeds(program, **environment):
@@ -34,7 +35,8 @@ def libraries(tmp_path):
     installed = Path(importlib.util.find_spec("tilemoe").origin).parent
     source = Path(os.environ.get("TILEMOE_LIBRARY_DIR", installed / "lib"))
     copy = tmp_path / "tilemoe" / "lib"
-    shutil.copytree(source, copy, ignore=lambda _, names: {n for n in names if n not in (CPU, CUDA)})
+    ours = (CPU, CUDA, KERNELS)
+    shutil.copytree(source, copy, ignore=lambda _, names: {n for n in names if n not in ours})
     bundled = installed.parent / "tilemoe.libs"
     if bundled.exists():
         (tmp_path / bundled.name).symlink_to(bundled)
@@ -175,6 +177,14 @@ class TestCuda:
         (libraries / CUDA).write_bytes(b"\x7fELF")
         out = refused_on_cuda(libraries)
         said = r"the CUDA library of TileMoE cannot be loaded \(.*\) \(got a tensor on cuda:0\)"
+        assert re.fullmatch(said, out)
+
+    def test_kernels_absent(self, libraries):
+        if not (libraries / CUDA).exists():
+            pytest.skip("built without CUDA")
+        (libraries / KERNELS).unlink()
+        out = refused_on_cuda(libraries)
+        said = rf"tilemoe cannot use cuda:0: its CUDA library cannot be loaded \({KERNELS}: .*\)"
         assert re.fullmatch(said, out)
 
     def test_float32(self, libraries):

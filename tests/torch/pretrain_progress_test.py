@@ -90,7 +90,7 @@ def test_the_screen_has_some_steps_and_the_log_all(tmp_path, monkeypatch, capsys
     assert train.main(options.split()) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         f"resuming from {last}",
-        "nothing is left of --steps 5: with more of them the run continues",
+        "all of --steps 5 are done; pass a larger --steps to continue the run",
     ]
 
 
@@ -106,10 +106,10 @@ def test_a_plan_ends_with_the_answer():
     parts, _ = predict.step(CONFIGS["tiny"], 2 * 32, 1)
     assert seconds == pytest.approx(32 * sum(parts.values()) - 31 * parts["parameters"])
     assert said == (
-        "It fits: 0.0 of 79.2 GiB a process. On an H100 1,000 steps of 64 sequences take some "
+        "It fits: 0.0 of 79.2 GiB per process. On an H100 1,000 steps of 64 sequences need about "
         f"{logs.duration(1000 * seconds)}."
     )
-    assert "On 4 H100s, communication left out, 1,000 steps" in planned(job, processes=4)[1]
+    assert "On 4 H100s, without communication, 1,000 steps" in planned(job, processes=4)[1]
     assert job.micro_batches(4) == 8 and job.micro_batches(64) == 1
     said = planned(job, 0.5 * plan.GIB, recompute="blocks")[1]
     assert said == "It fits: 0.0 of 0.5 GiB per process."  # that time is not predicted

@@ -23,7 +23,8 @@ WHEEL = Path(os.environ["TILEMOE_WHEEL"])
 TAG = "py3-none-manylinux_2_34_x86_64"  # RHEL 9, Debian 12, Ubuntu 22.04 and newer
 NEWEST = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 29), "CXXABI": (1, 3, 13)}  # what that tag allows
 SYSTEM = {"libc.so.6", "libm.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
-CUDA = ("libtilemoe_torch_cuda.so", "libtilemoe_jax_cuda.so")
+KERNELS = "libtilemoe_cuda.so"  # which the other libraries with CUDA link
+CUDA = (KERNELS, "libtilemoe_torch_cuda.so", "libtilemoe_jax_cuda.so")
 TORCH = {"libtorch_cpu.so", "libtorch_cuda.so", "libgomp.so.1"}  # in the process before ours are
 
 
@@ -56,14 +57,38 @@ def test_size():
 
 
 def test_says_whether_it_has_cuda(ours):
-    assert ("libtilemoe_torch_cuda.so" in ours) == ("+cpu" not in WHEEL.name)
+    assert (KERNELS in ours) == ("+cpu" not in WHEEL.name)
 
 
-def test_exports_nothing_but_the_targets_of_jax(ours):
+def test_contains_the_kernels_and_the_cuda_runtime_once(ours):
+    for mark in (b".nv_fatbin", b"cudaErrorMemoryAllocation"):  # a section, a name of an error
+        contained = {name for name, path in ours.items() if mark in path.read_bytes()}
+        assert contained == {KERNELS} & set(ours), mark
+
+
+def test_exports_the_c_interface_and_the_targets_of_jax(ours):
+    header = (ROOT / "include" / "tilemoe" / "tilemoe.h").read_text()
+    public = set(re.findall(r"^TILEMOE_API [^(]*?(tilemoe_\w+)\(", header, re.MULTILINE))
+    assert len(public) > 40 and "tilemoe_forward" in public
     for name, path in ours.items():
-        exported = {line.split()[-1] for line in output("nm", "-D", "--defined-only", path).splitlines()}
-        assert bool(exported) == name.startswith("libtilemoe_jax")
-        assert all(symbol.startswith("tilemoe_jax_") for symbol in exported), name
+        lines = output("nm", "-D", "--defined-only", path).splitlines()
+        exported = {line.split()[-1] for line in lines if " A " not in line}  # A: the version itself
+        if name == KERNELS:  # with the package's own version: no other library has these
+            runtime = {symbol for symbol in exported if symbol.startswith("tilemoe_runtime_")}
+            assert len(runtime) == 3
+            assert exported - runtime == {f"{symbol}@@tilemoe" for symbol in public}
+        elif name.startswith("libtilemoe_jax"):
+            assert exported and all(symbol.startswith("tilemoe_jax_") for symbol in exported), name
+        else:
+            assert not exported, name
+
+
+def test_takes_the_kernels_from_the_package_alone(ours):
+    for name in set(CUDA) & set(ours) - {KERNELS}:
+        undefined = output("nm", "-D", "--undefined-only", ours[name])
+        called = re.findall(r" U (tilemoe_\S+)", undefined)
+        assert "tilemoe_forward@tilemoe" in called
+        assert all(symbol.endswith("@tilemoe") for symbol in called), name
 
 
 def test_links_no_python(libraries):
@@ -80,17 +105,19 @@ def test_needs_only_torch_and_the_system(libraries):
     for path in libraries.values():
         needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-dW", path)))
         assert needed - SYSTEM - TORCH <= set(libraries)
-        if path.name.startswith("libtilemoe_jax"):
+        if path.name.startswith(("libtilemoe_jax", KERNELS)):
             assert needed - SYSTEM - set(libraries) <= {"libgomp.so.1"}, "JAX is used without torch"
 
 
 def test_the_cuda_library_has_no_cpu_backend(ours):
-    if "libtilemoe_torch_cuda.so" not in ours:
+    if KERNELS not in ours:
         assert "+cpu" in WHEEL.name
         return
-    needed = {name: output("readelf", "-dW", path) for name, path in ours.items()}
-    for name, text in needed.items():
-        assert bool(re.search(r"NEEDED.*(libdnnl|libhwy|libgomp)", text)) == (name not in CUDA), name
+    for name, path in ours.items():
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-dW", path))
+        of_the_cpu = any(one.startswith(("libdnnl", "libhwy", "libgomp")) for one in needed)
+        assert of_the_cpu == (name not in CUDA), name
+        assert (KERNELS in needed) == (name in CUDA and name != KERNELS), name
 
 
 def test_needs_no_newer_system_than_its_tag_says(libraries):
@@ -129,9 +156,9 @@ def test_says_its_commit():
 
 
 def test_contains_kernels_for_hopper(ours):
-    if "libtilemoe_torch_cuda.so" not in ours:
+    if KERNELS not in ours:
         pytest.skip("a wheel for the CPU alone")
-    found, nvcc = kernel_hash.kernels(ours["libtilemoe_torch_cuda.so"])
+    found, nvcc = kernel_hash.kernels(ours[KERNELS])
     assert found[90].total() > 150 and re.fullmatch(r"\d+\.\d+\.\d+", nvcc)
 
 

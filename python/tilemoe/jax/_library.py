@@ -1,7 +1,8 @@
 """Load the libraries for JAX, register their handlers with XLA, and call their functions.
 
-libtilemoe_jax is for the CPU, libtilemoe_jax_cuda for GPUs. A trace calls their functions to plan
-sizes. Neither library links Python or jaxlib.
+libtilemoe_jax is for the CPU, libtilemoe_jax_cuda for GPUs; the latter links libtilemoe_cuda, which
+has the CUDA kernels of the PyTorch package, too. A trace calls their functions to plan sizes.
+Neither library links Python or jaxlib.
 """
 
 from __future__ import annotations
@@ -250,6 +251,8 @@ def set_ctas_per_sm(count: int) -> None:
 
 def set_arch(arch: str | None) -> None:
     """Select the arch, the kernels of the experts' GEMMs on GPUs, for the whole process.
+
+    The arch is also that of the PyTorch package.
 
     Args:
         arch: "sm80", "sm90", "sm100", or None or "auto" for the newest that a GPU supports.

@@ -66,7 +66,7 @@ struct TileShape {
   static constexpr int kThreads = BLOCK_M / kWarpRows * kWarpsAcross * kWarp;
   static constexpr int kFragments = kWarpRows / fragment::kRows;
 
-  static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "products of 16 bits");
+  static_assert(sizeof(Element) == 2 && sizeof(typename Recipe::B) == 2, "16-bit operands");
   static_assert(kTile.schedule == Schedule::kCooperative && kTile.cluster == 1);
   static_assert(BLOCK_M % kWarpRows == 0 && kWarpRows % fragment::kRows == 0 &&
                 BLOCK_N % kWarpColumns == 0);
