@@ -213,7 +213,7 @@ class TestDtypeOnAGpu:
             refused(ValueError, message, make)
 
     def test_the_default_device_counts(self):
-        with torch.device("cuda:0"), pytest.raises(ValueError, match="parameters on cuda:0"):
+        with torch.device("cuda:0"), pytest.raises(ValueError, match="dtype is required on cuda:0"):
             tilemoe.MoE(**SIZES)
         with torch.device("cuda:0"):
             assert tilemoe.MoE(**SIZES, device="cpu").gate.weight.device.type == "cpu"
