@@ -96,7 +96,7 @@ def test_the_plans_sizes():
     assert kept[1] - kept[0] == 2 * 2 * 64 * 32
     with pytest.raises(ValueError, match="E must be a multiple of the 3 ranks, got 8"):
         plan(**sizes, ranks=3)
-    assert "288 places" in str(plan(**sizes, ranks=2, capacity_factor=1.5))
+    assert "288 pairs" in str(plan(**sizes, ranks=2, capacity_factor=1.5))
 
 
 REAL = {"qwen3-235b": (4096, 1536, 128, 8), "30b-n256": (4096, 256, 256, 16)}  # d, n, E, K
