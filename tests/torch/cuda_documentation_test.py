@@ -1,14 +1,18 @@
-"""README's block of PyTorch, and that of fine-tuning, run on a GPU as they stand there. Run by --device
-cuda."""
+"""The blocks of the documentation run on a machine with a GPU as they stand there; README's block of
+PyTorch, and that of fine-tuning, also use it. Run by --device cuda."""
 
-import pathlib
 import re
 
 import pytest
 
 from checks import python
+from documented import ALONE, ROOT, need_packages
 
-ROOT = pathlib.Path(__file__).parents[2]
+
+@pytest.mark.parametrize("page, block", [block[:2] for block in ALONE], ids=[b[0] for b in ALONE])
+def test_a_block(page, block):
+    need_packages(block)
+    exec(compile(block, page, "exec"), {})
 
 
 def learns(block, on_gpu):
