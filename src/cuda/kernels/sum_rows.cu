@@ -175,9 +175,9 @@ namespace tilemoe::cuda {
 void sum_rows(const tilemoe_sum_rows_args& args) {
   constexpr int64_t kElementBytes = 2;
   const int64_t d = args.out.shape[1];
-  TILEMOE_CHECK_SUPPORTED(is_16bit(args.out.dtype),
-                          "out is " << tilemoe_dtype_name(args.out.dtype)
-                                    << ", the CUDA backend takes bfloat16 and float16");
+  TILEMOE_CHECK_SUPPORTED(
+      is_16bit(args.out.dtype),
+      "out is " << tilemoe_dtype_name(args.out.dtype) << ", expected bfloat16 or float16 on CUDA");
   exchange::SumRowsParams params{
       .source = {},
       .source_rows = static_cast<uint32_t>(args.source_rows),

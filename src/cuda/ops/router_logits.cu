@@ -60,8 +60,8 @@ void check_rows(const char* name, const tilemoe_tensor& rows) {
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(rows.dtype));
   TILEMOE_CHECK_SUPPORTED(
       rows.shape[0] <= 1 || rows.stride[0] <= limits::kMaxRowStrideBytesCuda / element,
-      name << " has rows " << rows.stride[0] << " elements apart, the CUDA backend takes "
-           << limits::kMaxRowStrideBytesCuda / element);
+      name << " has a row stride of " << rows.stride[0] << " elements, expected at most "
+           << limits::kMaxRowStrideBytesCuda / element << " on CUDA");
 }
 
 }  // namespace
@@ -108,12 +108,11 @@ void router_logits(const tilemoe_router_logits_args& args, bool (*has_wgmma)()) 
   const int64_t T = args.X.shape[0], d = args.X.shape[1], E = args.weight.shape[0];
   const int terms = logits::terms_of(args.weight.dtype);
   TILEMOE_CHECK_SUPPORTED(args.X.dtype != TILEMOE_FLOAT32,
-                          "X is float32, the CUDA backend takes bfloat16 or float16");
+                          "X is float32, expected bfloat16 or float16 on CUDA");
   TILEMOE_CHECK_SUPPORTED(
       terms == 1 || args.X.dtype == TILEMOE_BFLOAT16,
       "X is " << tilemoe_dtype_name(args.X.dtype)
-              << " and weight float32: the CUDA backend takes a "
-              << "float32 weight with X in bfloat16, since its terms may overflow float16");
+              << ", expected bfloat16: on CUDA the terms of a float32 weight may overflow float16");
   logits::check_rows("X", args.X);
   logits::check_rows("weight", args.weight);
   if (T == 0) return;
