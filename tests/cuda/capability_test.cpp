@@ -67,15 +67,16 @@ TEST(Capability, OfTheOtherKernelsIsAtLeast80) {
 
 TEST(Capability, OfNoDeviceSaysWhatToDo) {
   const auto why = why_no_device;
-  EXPECT_EQ(why(cudaErrorInsufficientDriver, 0),
-            "no NVIDIA driver found; install one or use the CPU backend");
+  EXPECT_EQ(
+      why(cudaErrorInsufficientDriver, 0),
+      "no CUDA device found: no NVIDIA driver is installed; install one or use the CPU backend");
   const std::string old = why(cudaErrorInsufficientDriver, 11080);
   EXPECT_EQ(old.find("the NVIDIA driver supports CUDA 11.8, this build requires CUDA "), 0u) << old;
   const std::string needed = CUDART_VERSION >= 13000 ? "CUDA 13 (driver 580 or newer); update the "
                                                      : "CUDA 12 (driver 525 or newer); update the ";
   EXPECT_NE(old.find(needed), std::string::npos) << old;
   for (cudaError_t found : {cudaErrorNoDevice, cudaSuccess})
-    EXPECT_EQ(why(found, 13000), "no NVIDIA GPU found; use the CPU backend");
+    EXPECT_EQ(why(found, 13000), "no CUDA device found: no NVIDIA GPU; use the CPU backend");
   const std::string other = why(cudaErrorSystemNotReady, 13000);
   EXPECT_NE(other.find("cudaErrorSystemNotReady"), std::string::npos) << other;
   EXPECT_NE(other.find("use the CPU backend"), std::string::npos) << other;

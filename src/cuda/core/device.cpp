@@ -105,14 +105,14 @@ std::string why_no_device(cudaError_t found, int driver) {
   constexpr int kNeededDriver = kMajor == 13 ? 580 : kMajor == 12 ? 525 : 0;
   std::ostringstream text;
   if (found == cudaErrorInsufficientDriver && driver == 0) {
-    text << "no NVIDIA driver found; install one or use the CPU backend";
+    text << "no CUDA device found: no NVIDIA driver is installed; install one or use the CPU backend";
   } else if (found == cudaErrorInsufficientDriver) {
     text << "the NVIDIA driver supports CUDA " << driver / 1000 << "." << driver % 1000 / 10
          << ", this build requires CUDA " << kMajor;
     if (kNeededDriver > 0) text << " (driver " << kNeededDriver << " or newer)";
     text << "; update the driver or use the CPU backend";
   } else if (found == cudaErrorNoDevice || found == cudaSuccess) {
-    text << "no NVIDIA GPU found; use the CPU backend";
+    text << "no CUDA device found: no NVIDIA GPU; use the CPU backend";
   } else {
     text << "no CUDA device found (" << describe_error(found) << "); use the CPU backend";
   }
