@@ -259,7 +259,8 @@ def limits():
                      " / ".join(f"{100 * share:.0f} %" for share in fractions)])  # fmt: skip
     return section(
         "Layers from C++",
-        "The limit is the sum of the steps' limits ([definition](kernels.md#hardware-facts)).",
+        "Back-to-back passes. The limit is the sum of the steps' limits "
+        "([definition](kernels.md#hardware-facts)).",
         table("layer | forward / backward, ms | limit / time", rows),
         source("kernels", found["7b-n256"]["forward"]),
     )
@@ -374,7 +375,7 @@ def expert_parallel():
         "Expert parallelism",
         "T tokens per GPU, time of the slowest rank; an all-gather sends "
         f"{first.median('all_gather_gb_per_s'):.0f} GB/s per GPU.",
-        table("layer | T | exchange | both passes, ms | "
+        table("layer | T | exchange, TileMoE's with `capacity_factor=1.5` | both passes, ms | "
               "time / that without communication | peak, GiB | plan, GiB", rows),
         source("expert_parallel", first),
     )  # fmt: skip
@@ -485,7 +486,7 @@ def small_model():
     return section(
         "Training on a CPU",
         f"`tilemoe train` with defaults, {timed.values['seconds']:.0f} s: validation loss in "
-        "bits per byte, one number per seed.",
+        "bits per byte, per seed.",
         table("routing | bits per byte", rows),
         source("train", on_cpu["top-k/0"]),
         table("device | commit | tokens/s",
@@ -579,7 +580,7 @@ HEAD = """# Results
 
 - The dtype is bfloat16 unless a table names another. X and dO are normal with standard deviation 0.2; the router
   computes the routing from X.
-- Numbers are medians over rounds. Each runs every implementation once.
+- Numbers are medians over rounds. Each round runs every implementation once.
 - Caches are cold: a GPU writes 256 MiB before each pass, a CPU 64 MiB.
 - CUDA events measure a GPU's time, without the host's queueing time.
 - "a / b" is forward / backward. "vs" is the other implementation's time divided by TileMoE's.
