@@ -28,6 +28,10 @@ MODELS = {"olmoe": "OLMoE", "gpt-oss-20b": "gpt-oss-20b", "qwen3-235b": "Qwen3-2
 WAYS = {"own": "none, all experts on each GPU", "serial": "all-gather, 1 chunk",
         "serial-kept": "all-gather, 1 chunk, `keep_gathered`", "chunks-2": "all-gather, 2 chunks",
         "usual": "all-to-all, `grouped_mm`"}  # fmt: skip
+NAMED = {"7b-n256-zipf": "7b-n256, Zipf load",
+         "qwen3-235b-zipf": "qwen3-235b, Zipf load",
+         "7b-n256-one-expert": "7b-n256, K = 1, all tokens choose one expert",
+         "gpt-oss-20b-biases": "gpt-oss-20b with biases"}  # fmt: skip
 FORMATS = {"fp8": "FP8", "mxfp4": "MXFP4", "nf4": "NF4", "nf4_double": "NF4, double",
            "nvfp4": "NVFP4"}  # fmt: skip
 MIB, GIB = 2**20, 2**30
@@ -255,7 +259,8 @@ def limits():
     for layer, of in found.items():
         both = [of[way] for way in PASSES]
         fractions = [one.values["limit_ms"] / one.median("ms") for one in both]
-        rows.append([layer, " / ".join(f"{one.median('ms'):.2f}" for one in both),
+        rows.append([NAMED.get(layer, layer),
+                     " / ".join(f"{one.median('ms'):.2f}" for one in both),
                      " / ".join(f"{100 * share:.0f} %" for share in fractions)])  # fmt: skip
     return section(
         "Layers from C++",
@@ -447,7 +452,8 @@ def rounding():
         kernels = lambda one: one.values["forward.kernels_ms"] / one.values["rows"]
         whole = found.get(f"step/{model}/{tiles}/top_k")
         steps = f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""
-        rows.append([model, tiles, plain.values["T"], f"{kernels(plain) / kernels(rounded):.3f}x",
+        sizes = ", ".join(f"{letter} = {plain.values[letter]}" for letter in "dnK")
+        rows.append([sizes if model == "sparse" else model, tiles, plain.values["T"], f"{kernels(plain) / kernels(rounded):.3f}x",
                      gain("forward_ms"), gain("backward_ms"),
                      steps])  # fmt: skip
     one = next(iter(found.values()))
@@ -459,8 +465,8 @@ def rounding():
     return section(
         "Token rounding",
         "The time with top-K divided by that with `rounding=\"nearest\"`, m = 128.",
-        table("model | tiles per expert | T | forward kernels, per pair | forward | backward | "
-              "training step", rows),
+        table("[model](../examples/pretrain/reference.md#configurations) | tiles per expert | T | "
+              "forward kernels, per pair | forward | backward | training step", rows),
         source("rounding", one),
         "The routing alone, us:",
         table("layer | top-K | `nearest`", routed),
