@@ -452,8 +452,10 @@ def rounding():
         kernels = lambda one: one.values["forward.kernels_ms"] / one.values["rows"]
         whole = found.get(f"step/{model}/{tiles}/top_k")
         steps = f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""
-        sizes = ", ".join(f"{letter} = {plain.values[letter]}" for letter in "dnK")
-        rows.append([sizes if model == "sparse" else model, tiles, plain.values["T"], f"{kernels(plain) / kernels(rounded):.3f}x",
+        if model == "sparse":  # not a model of examples/pretrain
+            model = ", ".join(f"{letter} = {plain.values[letter]}" for letter in "dnK")
+        rows.append([model, tiles, plain.values["T"],
+                     f"{kernels(plain) / kernels(rounded):.3f}x",
                      gain("forward_ms"), gain("backward_ms"),
                      steps])  # fmt: skip
     one = next(iter(found.values()))
