@@ -25,9 +25,13 @@ PEERS = {SONIC: "sonic-moe", COMPILED: "`grouped_mm`, compiled", EAGER: "`groupe
 VS_PEERS = [f"vs {name}" for name in PEERS.values()]
 MODELS = {"olmoe": "OLMoE", "gpt-oss-20b": "gpt-oss-20b", "qwen3-235b": "Qwen3-235B",
           "kimi-linear": "Kimi Linear", "qwen3-next": "Qwen3-Next"}  # fmt: skip
-WAYS = {"own": "every expert on each GPU", "serial": "one piece",
-        "serial-kept": "one piece, gathered X saved", "chunks-2": "2 chunks",
+WAYS = {"own": "none, all experts on each GPU", "serial": "all-gather, 1 chunk",
+        "serial-kept": "all-gather, 1 chunk, `keep_gathered`", "chunks-2": "all-gather, 2 chunks",
         "usual": "all-to-all, `grouped_mm`"}  # fmt: skip
+NAMED = {"7b-n256-zipf": "7b-n256, Zipf load",
+         "qwen3-235b-zipf": "qwen3-235b, Zipf load",
+         "7b-n256-one-expert": "7b-n256, K = 1, all tokens choose one expert",
+         "gpt-oss-20b-biases": "gpt-oss-20b with biases"}  # fmt: skip
 FORMATS = {"fp8": "FP8", "mxfp4": "MXFP4", "nf4": "NF4", "nf4_double": "NF4, double",
            "nvfp4": "NVFP4"}  # fmt: skip
 MIB, GIB = 2**20, 2**30
@@ -197,7 +201,7 @@ def quantized():
     layers = [layer.removesuffix("-nf4") for layer in steps if layer.endswith("-nf4")]
     return section(
         "Quantised weights",
-        "The time with these adapters, divided by that on bfloat16 weights.",
+        "Time with the adapters above, divided by that with bfloat16 weights.",
         table(["layer", "T", "bfloat16, ms", *FORMATS.values()], times),
         source("quantized", one),
         "Peak memory, MiB:",
@@ -221,7 +225,8 @@ def codes():
                for name in FORMATS)] for of in found.values()]  # fmt: skip
     return section(
         "GEMMs that read quantised weights",
-        "few-rows by `sm80`, forward, ms: weights dequantised first / GEMMs that read codes.",
+        "Layer few-rows with `sm80`, forward in ms: weights dequantised first / GEMMs that read "
+        "codes.",
         table(["T", "rows / E", "bfloat16", *FORMATS.values()], rows),
         source("codes", one),
     )
@@ -241,7 +246,7 @@ def router():
             for (layer, _), of in found.items()]  # fmt: skip
     return section(
         "Router logits",
-        "us, `tilemoe.router_logits` / torch's linear layer.",
+        "Time in us: `tilemoe.router_logits` / torch's linear layer.",
         table("layer | T | bfloat16 logits | float32 logits", rows),
         source("router", one),
     )
@@ -254,12 +259,13 @@ def limits():
     for layer, of in found.items():
         both = [of[way] for way in PASSES]
         fractions = [one.values["limit_ms"] / one.median("ms") for one in both]
-        rows.append([layer, " / ".join(f"{one.median('ms'):.2f}" for one in both),
+        rows.append([NAMED.get(layer, layer),
+                     " / ".join(f"{one.median('ms'):.2f}" for one in both),
                      " / ".join(f"{100 * share:.0f} %" for share in fractions)])  # fmt: skip
     return section(
         "Layers from C++",
-        "Consecutive passes. The limit is the sum of the steps' limits "
-        "([how](kernels.md#hardware-facts)).",
+        "Back-to-back passes. The limit is the sum of the steps' limits "
+        "([definition](kernels.md#hardware-facts)).",
         table("layer | forward / backward, ms | limit / time", rows),
         source("kernels", found["7b-n256"]["forward"]),
     )
@@ -302,7 +308,7 @@ def decode():
     return section(
         "Decode",
         "Forward without gradients. The limit is the time to read the chosen experts' weights.",
-        table("layer | T | experts | TileMoE, us | limit, us | `sm80`, us | launches | "
+        table("layer | T | experts read | TileMoE, us | limit, us | `sm80`, us | launches | "
               "vs `grouped_mm`, eager", rows),
         source("decode", one),
     )  # fmt: skip
@@ -344,7 +350,7 @@ def memory():
     one, other = next(iter(curve.values())), next(iter(options.values()))["tilemoe"]
     return section(
         "Memory",
-        "7b-n256 from C++, `overwrite_H`; the peak includes H and the routing.",
+        "Layer 7b-n256 from C++ with `overwrite_H`; the peak includes H and the routing.",
         table("`column_blocks` | peak, MiB | both passes, ms | slower", rows),
         source("memory", one),
         "From PyTorch, both passes:",
@@ -372,10 +378,10 @@ def expert_parallel():
     first = next(iter(found.values()))["own"]
     return section(
         "Expert parallelism",
-        "T tokens per GPU, the slowest rank; an all-gather sends "
-        f"{first.median('all_gather_gb_per_s'):.0f} GB/s.",
-        table("layer | T | exchange | both passes, ms | / no communication | peak, GiB | "
-              "plan, GiB", rows),
+        "T tokens per GPU, time of the slowest rank; an all-gather sends "
+        f"{first.median('all_gather_gb_per_s'):.0f} GB/s per GPU.",
+        table("layer | T | exchange, TileMoE's with `capacity_factor=1.5` | both passes, ms | "
+              "time / that without communication | peak, GiB | plan, GiB", rows),
         source("expert_parallel", first),
     )  # fmt: skip
 
@@ -446,7 +452,10 @@ def rounding():
         kernels = lambda one: one.values["forward.kernels_ms"] / one.values["rows"]
         whole = found.get(f"step/{model}/{tiles}/top_k")
         steps = f"{whole.median('step_ms') / step.median('step_ms'):.3f}x" if step and whole else ""
-        rows.append([model, tiles, plain.values["T"], f"{kernels(plain) / kernels(rounded):.3f}x",
+        if model == "sparse":  # not a model of examples/pretrain
+            model = ", ".join(f"{letter} = {plain.values[letter]}" for letter in "dnK")
+        rows.append([model, tiles, plain.values["T"],
+                     f"{kernels(plain) / kernels(rounded):.3f}x",
                      gain("forward_ms"), gain("backward_ms"),
                      steps])  # fmt: skip
     one = next(iter(found.values()))
@@ -458,8 +467,8 @@ def rounding():
     return section(
         "Token rounding",
         "The time with top-K divided by that with `rounding=\"nearest\"`, m = 128.",
-        table("model | tiles per expert | T | forward kernels, per pair | forward | backward | "
-              "training step", rows),
+        table("[model](../examples/pretrain/reference.md#configurations) | tiles per expert | T | "
+              "forward kernels, per pair | forward | backward | training step", rows),
         source("rounding", one),
         "The routing alone, us:",
         table("layer | top-K | `nearest`", routed),
@@ -471,8 +480,8 @@ def small_model():
     """Report the command line's training on a CPU and on a GPU."""
     file = Results("train")
     on_cpu, on_gpu, same_text = map(file.of, ("train-cpu", "train-cuda", "train-devices/cpu"))
-    names = {"top-k": "top-K", "nearest": "token rounding", "dense": "dense, the same active width",
-             "experts-off": "experts off"}  # fmt: skip
+    names = {"top-k": "top-K", "nearest": "token rounding",
+             "dense": "dense, of the same active width", "experts-off": "no experts"}  # fmt: skip
     of = lambda found, start: [one for name, one in found.items() if name.startswith(start)]
     bits = lambda found, start="": ", ".join(
         f"{one.values['bits_per_byte']:.3f}" for one in of(found, start))  # fmt: skip
@@ -484,14 +493,14 @@ def small_model():
     rows.append(["top-K, that text, CPU", bits(same_text)])
     return section(
         "Training on a CPU",
-        f"`tilemoe train` with its defaults, {timed.values['seconds']:.0f} s: validation loss in "
-        "bits per byte, one number per seed.",
+        f"`tilemoe train` with defaults, {timed.values['seconds']:.0f} s: validation loss in "
+        "bits per byte, per seed.",
         table("routing | bits per byte", rows),
         source("train", on_cpu["top-k/0"]),
         table("device | commit | tokens/s",
               [[one.device, one.commit[:7], f"{one.values['tokens_per_s']:,.0f}"]
                for one in (timed, gpu)]),
-        f"A run that was killed {kills.values['kills']} times ended with the "
+        f"A run killed {kills.values['kills']} times ended with the "
         f"{kills.values['log_lines_equal']:,} log lines of an uninterrupted run (commit "
         f"{kills.commit[:7]}).",
     )  # fmt: skip
@@ -581,7 +590,7 @@ HEAD = """# Results
   computes the routing from X.
 - Numbers are medians over rounds. Each round runs every implementation once.
 - Caches are cold: a GPU writes 256 MiB before each pass, a CPU 64 MiB.
-- CUDA events measure a GPU's time, after the host has queued the pass.
+- CUDA events measure a GPU's time, without the host's queueing time.
 - "a / b" is forward / backward. "vs" is the other implementation's time divided by TileMoE's.
 - Peak memory excludes weights, X and dO.
 - Compare numbers of one table only: a GPU's times vary by 2 to 6 % between days.
