@@ -105,7 +105,8 @@ std::string why_no_device(cudaError_t found, int driver) {
   constexpr int kNeededDriver = kMajor == 13 ? 580 : kMajor == 12 ? 525 : 0;
   std::ostringstream text;
   if (found == cudaErrorInsufficientDriver && driver == 0) {
-    text << "no CUDA device found: no NVIDIA driver is installed; install one or use the CPU backend";
+    text << "no CUDA device found: no NVIDIA driver is installed; install one or use the CPU "
+            "backend";
   } else if (found == cudaErrorInsufficientDriver) {
     text << "the NVIDIA driver supports CUDA " << driver / 1000 << "." << driver % 1000 / 10
          << ", this build requires CUDA " << kMajor;
