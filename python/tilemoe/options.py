@@ -93,7 +93,7 @@ class Options:
         check=_checks.integer,
     )
     topk_group: int = option(
-        1, "Groups from which a token chooses, together with at least K experts.", pack="rule",
+        1, "Groups from which a token chooses; these groups must have at least K experts.", pack="rule",
         check=_checks.integer,
     )  # fmt: skip
     group_score: GroupScore | None = option(
@@ -208,8 +208,9 @@ class Options:
         """Number of collectives for X, each overlapped with the GEMMs of the previous chunk; the
         same for O, and in backward for dO (`overlap` applies to X and dX). The bits of O, dX and
         the gradients of logits and scores do not depend on it; the weights' gradients are sums in
-        another order of the tokens, which `on_overflow` also follows. "auto": chosen by a cost
-        model from the sizes. With rounding it is 1; dispatch "pull" requires 1 or "auto".""",
+        another order of the tokens, and so is the order in which `on_overflow="drop"` drops them.
+        "auto": chosen by a cost model from the sizes. With rounding it is 1; dispatch "pull"
+        requires 1 or "auto".""",
         check=_checks.chunks,
     )
     dispatch: Dispatch = option(
