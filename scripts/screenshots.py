@@ -76,7 +76,9 @@ def shoot(server, chromium, file, page, script, theme, width):
 
 def main():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("pages", nargs="*", help=f"instead of {', '.join(PAGES)}")
     parser.add_argument("--out", type=pathlib.Path, default=OUT)

@@ -137,15 +137,15 @@ def test_counts_that_the_rows_do_not_have(compiled, dtype):
         return torch.tensor([*first, *[0] * (E - len(first))], dtype=dtype)
 
     wrong = {
-        (5, 5, 4): "counts[2] is 4, expected 0 to 3: rows has 13, and the counts before it are 10",
-        (14,): "counts[0] is 14, expected 0 to 13",
-        (5, -1, 5): "counts[1] is -1, expected 0 to 8",
-        (-(2**31),): "counts[0] is -2147483648, expected 0 to 13",
-        (13, 0, 0, 0, 1): "counts[4] is 1, expected 0 to 0",
+        (5, 5, 4): "counts[2] must be in [0, 3], got 4: rows has 13 rows, the counts before it use 10",
+        (14,): "counts[0] must be in [0, 13], got 14",
+        (5, -1, 5): "counts[1] must be in [0, 8], got -1",
+        (-(2**31),): "counts[0] must be in [0, 13], got -2147483648",
+        (13, 0, 0, 0, 1): "counts[4] must be in [0, 0], got 1",
     }
     if dtype is torch.int64:
-        wrong[(2**32 + 5,)] = "counts[0] is 4294967301, expected 0 to 13"
-        wrong[(2**63 - 1, 2**63 - 1)] = "counts[0] is 9223372036854775807, expected 0 to 13"
+        wrong[(2**32 + 5,)] = "counts[0] must be in [0, 13], got 4294967301"
+        wrong[(2**63 - 1, 2**63 - 1)] = "counts[0] must be in [0, 13], got 9223372036854775807"
     for numbers, sentence in wrong.items():
         refused((ValueError, RuntimeError), sentence, function, rows, counts(*numbers), *weights)
         if not compiled:

@@ -68,9 +68,9 @@ def test_readme_has_every_peer_and_only_layers_that_exist():
     layers, listed = page.split("## Layers")[1].split("## Peers")
     listed = listed.split("\n## ")[0]
     named = re.findall(r"`([a-z0-9][\w.-]+)`", re.sub(r"\[`.*?`\]", "", layers))
-    assert len(named) > 3 and set(named) <= {*CASES}
+    assert len(named) >= 3 and set(named) <= {*CASES}
     prefixes = []
-    for row in re.findall(r"^\| (`.*?) \|", listed, re.MULTILINE):
+    for row in re.findall(r"^- (`.*?):", listed, re.MULTILINE):
         first, *others = re.findall(r"`(.*?)`", row)
         family = "tilemoe" if first.startswith("tilemoe") else first
         prefixes += [first, *(family + name if name[0] == "-" else name for name in others)]
@@ -184,7 +184,7 @@ def test_check_refuses_swapped_gate_and_up_and_another_activation():
         activate = staticmethod(lambda H, delta, activation: peers.glu(H, "swiglu"))
 
     for peer, case in ((Swapped, {}), (Plain, {"activation": "geglu_tanh"})):
-        with pytest.raises(check.Wrong, match="O is off"):
+        with pytest.raises(check.Wrong, match="the error of O is"):
             check.check(peer, **case)
 
 
@@ -714,5 +714,5 @@ def test_the_router_next_to_the_linear_layer(tmp_path, capsys, monkeypatch):
     for one in found:
         assert all(one.values[key][0] > 0 for key in ("tilemoe_ms", "linear_ms", "ratio"))
     monkeypatch.setattr(router, "linear", lambda x, weight, dtype: x.new_zeros(len(x), 32))
-    with pytest.raises(ValueError, match="linear_ms: wrong logits"):
+    with pytest.raises(ValueError, match="linear_ms: the logits differ"):
         router.main(words)

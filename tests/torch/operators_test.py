@@ -374,7 +374,7 @@ REFUSED = [
     ("seed and offset require rounding='stochastic', got rounding='up'",
      dict(rounding="up", seed=1, offset=1)),
     ("K is required unless ids is given", dict(K=None)),
-    ("only the sigmoid scorings", dict(selection_bias=torch.zeros(E))),
+    ("it requires a sigmoid scoring", dict(selection_bias=torch.zeros(E))),
     ("alpha requires activation='swiglu', got alpha=1.0", dict(activation="geglu", alpha=1.0)),
     ("clamp must be a finite number >= 0, got -1.0", dict(clamp=-1.0)),
     ("has no gate", dict(activation="relu", gate_layout="split")),

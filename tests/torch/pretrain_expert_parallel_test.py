@@ -101,7 +101,7 @@ def test_the_plan_has_both_sizes():
     """64 tokens of a process, two experts each: all pairs of two processes, or 1.5 times 128."""
     of = plan.Plan(CONFIGS["tiny"], "tilemoe", "none", "mixed", False, 4, 2)
     text = plan.table("tiny", of, plan.Job(10, 8, 2), 79 * plan.GIB)
-    assert "processes 4, of which 2 share the experts" in text
+    assert "processes 4, 2 of them share the experts" in text
     assert "places for every routing: 256 places: " in text
     assert "places by --places 1.5: 192 places: " in text
     less = dataclasses.replace(of, places=1.5)

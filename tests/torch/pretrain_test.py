@@ -198,7 +198,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(whole, data, tmp_path):
     done = launch(folder, data, program=(program,))
     assert done.returncode == 1
     good = folder / "checkpoints" / "step-000000004"
-    assert "stopped at step 7: loss nan" in done.stderr
+    assert "step 7: loss nan, gradient norm nan" in done.stderr
     assert f"batch: sequences 48 to 55; last good checkpoint: {good}" in done.stderr
     last = log(folder)[-1]
     assert last == {"not_finite": 7, "sequences": [48, 55], "last_good": str(good)}
@@ -218,7 +218,7 @@ def test_only_the_last_checkpoints_are_kept(data, tmp_path):
     assert done.returncode == 0, done.stderr
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-000000008", "step-000000012"]
     other = launch(tmp_path, data, "--seed", "1")
-    assert other.returncode == 1 and "error: a checkpoint continues with its own" in other.stderr
+    assert other.returncode == 1 and "error: a checkpoint requires its own" in other.stderr
     assert "Traceback" not in other.stderr
 
 

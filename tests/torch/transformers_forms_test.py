@@ -382,7 +382,7 @@ def test_weights_of_two_dtypes_are_refused_by_name(cls, name, autocast):
         if autocast:  # casts both
             assert prepare(module) and module(*problem()[:3]).isfinite().all()
             return
-        with pytest.raises(NotImplementedError, match=f"{cls.__qualname__}: its ") as refusal:
+        with pytest.raises(NotImplementedError, match=f"{cls.__qualname__}: expected one dtype: its ") as refusal:
             prepare(module)
         assert f"its {name} is torch.float32" in str(refusal.value)
 
