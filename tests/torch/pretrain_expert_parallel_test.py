@@ -102,8 +102,8 @@ def test_the_plan_has_both_sizes():
     of = plan.Plan(CONFIGS["tiny"], "tilemoe", "none", "mixed", False, 4, 2)
     text = plan.table("tiny", of, plan.Job(10, 8, 2), 79 * plan.GIB)
     assert "processes 4, 2 of them share the experts" in text
-    assert "places for every routing: 256 places: " in text
-    assert "places by --places 1.5: 192 places: " in text
+    assert "places for every routing: 256 pairs: " in text
+    assert "places by --places 1.5: 192 pairs: " in text
     less = dataclasses.replace(of, places=1.5)
     assert less.kept(2) < of.kept(2)
     assert less.kept(2) - of.kept(2) == 2 * (less.layer(2, 2, 1.5).kept - of.layer(2, 2, None).kept)
