@@ -15,7 +15,6 @@ import argparse
 import fnmatch
 import pathlib
 import re
-import subprocess
 import sys
 
 import texts
@@ -124,12 +123,7 @@ def main():
         if rule.name in (options.rule or names)
         and (rule.level != "suggestion" or options.all_levels)
     ]
-    files = options.files
-    if not files:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=options.root, check=True, stdout=subprocess.PIPE
-        )
-        files = [name for name in listed.stdout.decode().split("\0") if name]
+    files = options.files or texts.tracked_files(options.root)
     count = 0
     for path in files:
         if prose.reader(path) and (options.root / path).is_file():

@@ -14,7 +14,6 @@ scripts/check_prose.py checks text.
 import argparse
 import pathlib
 import re
-import subprocess
 import sys
 
 import texts
@@ -109,12 +108,7 @@ def main():
     parser.add_argument("files", nargs="*", help="paths below the root")
     parser.add_argument("--root", type=pathlib.Path, default=TABLE.parents[1])
     options = parser.parse_args()
-    files = options.files
-    if not files:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=options.root, check=True, stdout=subprocess.PIPE
-        )
-        files = [name for name in listed.stdout.decode().split("\0") if name]
+    files = options.files or texts.tracked_files(options.root)
     words = Words()
     count = 0
     for path in files:

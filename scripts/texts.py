@@ -9,6 +9,7 @@ import ast
 import html
 import io
 import re
+import subprocess
 import tokenize
 
 C_LIKE = re.compile(r"\.(h|c|cpp|cu|cuh|inc|dict)$|\.(cu|h)\.in$")
@@ -41,6 +42,12 @@ MARKUP = [
         "",
     ),
 ]
+
+
+def tracked_files(root):
+    """Return the paths, below the root, of the files that git tracks."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=True, stdout=subprocess.PIPE)
+    return [name for name in listed.stdout.decode().split("\0") if name]
 
 
 def c_pieces(text):
