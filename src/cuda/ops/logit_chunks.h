@@ -141,7 +141,6 @@ struct Cut {
   bool split;  // several CTAs compute a tile
 
   Cut(int64_t T, int64_t E, int64_t d, int64_t sms);
-  int64_t tiles(int64_t T) const;
 };
 
 // A call as the kernels take it.

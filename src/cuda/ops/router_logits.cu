@@ -34,6 +34,7 @@ tilemoe_tensor terms_in(char* memory, const tilemoe_tensor& weight, void* stream
 int terms_of(tilemoe_dtype weight) {
   return weight == TILEMOE_FLOAT32 ? kTerms : 1;
 }
+// Tiles of the logits.
 int64_t count(int64_t T, int64_t E, const TileConfiguration& tile) {
   return blocks_of(T, tile.block_m) * blocks_of(E, tile.block_n);
 }
@@ -49,7 +50,7 @@ struct LogitsScratch {
       terms = layout.take<char>(E * blocks_of(d, kBlockColumns) * kBlockColumns * kTerms * 2);
     if (cut.chunks == 1) return;
     constexpr int64_t kMaxCtas = 4, kMaxWarps = 8;  // of an SM, of a CTA
-    const int64_t tiles = cut.tiles(T);
+    const int64_t tiles = count(T, E, cut.tile);
     const int64_t places = cut.split ? cut.chunks * tiles : std::min(tiles, sms * kMaxCtas);
     sums = layout.take<float4>(places * cut.tile.block_m * cut.tile.block_n / 4);
     if (cut.split) counters = layout.take<Counter>(tiles * kMaxWarps);
@@ -77,12 +78,8 @@ Cut::Cut(int64_t T, int64_t E, int64_t d, int64_t sms)
   split = split && chunks > 1;
   n_blocks = blocks_of(E, tile.block_n);
   TILEMOE_CHECK_SUPPORTED(
-      tiles(T) <= INT32_MAX / chunks / 2,
+      count(T, E, tile) <= INT32_MAX / chunks / 2,
       "T is " << T << ", E " << E << " and d " << d << ": too many tiles to count");
-}
-
-int64_t Cut::tiles(int64_t T) const {
-  return blocks_of(T, tile.block_m) * n_blocks;
 }
 
 #ifdef TILEMOE_WITHOUT_SM90
