@@ -12,12 +12,12 @@
 
 #include <cstdint>
 
+#include "core/formats.h"
 #include "core/numbers.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe {
 
-inline constexpr int64_t kScaleColumns = 128;  // of a block
 inline constexpr float kMaxE4m3 = 448.f;
 
 // The largest finite number of a dtype.

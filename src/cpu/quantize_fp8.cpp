@@ -11,8 +11,6 @@
 namespace tilemoe::cpu {
 namespace {
 
-constexpr int64_t kMaxBlockRows = 128;
-
 // A block of the values of an expert: `rows` rows from `row` on, `columns` columns from `column` on.
 struct Block {
   int64_t expert, row, rows, column, columns;
@@ -23,7 +21,7 @@ float write_block(const tilemoe_quantize_fp8_args& args, const Block& block) {
   const tilemoe_tensor& from = args.values;
   const int64_t R = from.shape[1], C = from.shape[2];
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(from.dtype));
-  alignas(64) float values[kMaxBlockRows][kScaleColumns];
+  alignas(64) float values[kFp8Tile][kFp8Tile];
   float amax = 0;
   for (int64_t i = 0; i < block.rows; ++i) {
     const int64_t place =
@@ -48,7 +46,7 @@ float write_block(const tilemoe_quantize_fp8_args& args, const Block& block) {
 void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   const int64_t E = args.values.shape[0], R = args.values.shape[1], C = args.values.shape[2];
   const int64_t part_rows = args.part_rows, part_blocks = blocks_of(part_rows, args.block_rows);
-  const int64_t down = R / part_rows * part_blocks, across = blocks_of(C, kScaleColumns);
+  const int64_t down = R / part_rows * part_blocks, across = blocks_of(C, kFp8Tile);
   parallel_for(E * down, [&](int64_t task, int /*worker*/) {
     const int64_t expert = task / down, number = task % down;
     const int64_t in_part = number % part_blocks * args.block_rows;
@@ -57,8 +55,8 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
           write_block(args, {.expert = expert,
                              .row = number / part_blocks * part_rows + in_part,
                              .rows = std::min<int64_t>(args.block_rows, part_rows - in_part),
-                             .column = b * kScaleColumns,
-                             .columns = std::min(kScaleColumns, C - b * kScaleColumns)});
+                             .column = b * kFp8Tile,
+                             .columns = std::min(kFp8Tile, C - b * kFp8Tile)});
   });
 }
 

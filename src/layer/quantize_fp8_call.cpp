@@ -14,8 +14,8 @@ using namespace limits;
 // Checks the sizes and sets part_rows, if it is 0.
 void check_sizes(tilemoe_quantize_fp8_args& args) {
   const tilemoe_tensor& values = args.values;
-  TILEMOE_CHECK(args.block_rows == 1 || args.block_rows == 128,
-                "block_rows is " << args.block_rows << ", expected 1 or 128");
+  TILEMOE_CHECK(args.block_rows == 1 || args.block_rows == kFp8Tile,
+                "block_rows is " << args.block_rows << ", expected 1 or " << kFp8Tile);
   TILEMOE_CHECK(args.float_scales == 0 || args.float_scales == 1,
                 "float_scales is " << args.float_scales << ", expected 0 or 1");
   check_reserved("quantize_fp8 args", args.reserved);
@@ -23,9 +23,11 @@ void check_sizes(tilemoe_quantize_fp8_args& args) {
   const int64_t E = values.shape[0], R = values.shape[1], C = values.shape[2];
   const int64_t row_limit = max_rows(args.device);
   TILEMOE_CHECK(E >= 1 && E <= kMaxExperts, "values is " << describe(values) << ": E is " << E
-                                                         << ", expected 1 to " << kMaxExperts);
+                                                         << ", expected a value in [1, "
+                                                         << kMaxExperts << "]");
   TILEMOE_CHECK(R >= 0 && R <= row_limit, "values is " << describe(values) << ": R is " << R
-                                                       << ", expected 0 to " << row_limit);
+                                                       << ", expected a value in [0, " << row_limit
+                                                       << "]");
   TILEMOE_CHECK(C >= kWidthMultiple && C % kWidthMultiple == 0 && C <= kMaxWidth,
                 "values is " << describe(values) << ": C is " << C
                              << ", expected a positive multiple of " << kWidthMultiple
@@ -58,7 +60,7 @@ void quantize_fp8(const tilemoe_quantize_fp8_args* given) {
   memory.reads("values", values);
   memory.writes("codes", args.codes, static_cast<size_t>(E * R * C));
   memory.writes("scales", args.scales,
-                static_cast<size_t>(E * scale_rows * blocks_of(C, kScaleColumns)) * sizeof(float));
+                static_cast<size_t>(E * scale_rows * blocks_of(C, kFp8Tile)) * sizeof(float));
   memory.check();
   backend.quantize_fp8(args);
 }

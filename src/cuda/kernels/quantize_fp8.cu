@@ -15,9 +15,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBlocksPerSm = 3;
-constexpr int kVector = 8;                            // values of a load
-constexpr int kRowThreads = kScaleColumns / kVector;  // of a row: half a warp
-constexpr int kTileRows = 128;
+constexpr int kVector = 8;                       // values of a load
+constexpr int kRowThreads = kFp8Tile / kVector;  // of a row: half a warp
+constexpr int kTileRows = kFp8Tile;
 constexpr int kAtOnce = kTileRows * kRowThreads / kThreads;
 constexpr int kRowStep = kThreads / kRowThreads;  // between two rows of a thread
 constexpr uint32_t kAllLanes = 0xffffffff;
@@ -40,7 +40,7 @@ struct QuantizeTile {
 
   __device__ explicit QuantizeTile(const QuantizeParams& params) {
     const auto tile = static_cast<int32_t>(blockIdx.x);
-    column = tile % params.across * static_cast<int32_t>(kScaleColumns);
+    column = tile % params.across * static_cast<int32_t>(kFp8Tile);
     number = tile / params.across % params.tiles_down;
     expert = tile / params.across / params.tiles_down;
     const int32_t in_part = number % params.part_tiles * kTileRows;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       words[k] =
           __ldg(reinterpret_cast<const uint4*>(from + int64_t{tile.row + row} * params.row_bytes));
   }
-  const int32_t scale_column = tile.column / static_cast<int32_t>(kScaleColumns);
+  const int32_t scale_column = tile.column / static_cast<int32_t>(kFp8Tile);
   float factor;
   if constexpr (kTiles) {
     float amax = 0.f;
@@ -158,7 +158,7 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
                               .part_rows = static_cast<int32_t>(args.part_rows),
                               .part_tiles = static_cast<int32_t>(part_tiles),
                               .tiles_down = static_cast<int32_t>(R / args.part_rows * part_tiles),
-                              .across = static_cast<int32_t>(blocks_of(C, kScaleColumns)),
+                              .across = static_cast<int32_t>(blocks_of(C, kFp8Tile)),
                               .largest = largest_of(values.dtype),
                               .power_of_two = args.float_scales == 0};
   const int64_t tiles = E * params.tiles_down * params.across;
