@@ -47,11 +47,14 @@ void expect_error(const std::string& arguments, int status, const std::string& p
   EXPECT_EQ(outcome.text.find("terminate"), std::string::npos) << outcome.text;
 }
 
+constexpr char kBuiltWithoutCuda[] = "TileMoE was built without CUDA";
+
+bool has_cuda() {
+  return tilemoe("info").text.find(kBuiltWithoutCuda) == std::string::npos;
+}
 // Why this machine, which has no GPU, has no CUDA device: the build or the machine.
 std::string why_no_cuda() {
-  const bool is_built =
-      tilemoe("info").text.find("TileMoE was built without CUDA") == std::string::npos;
-  return is_built ? "no CUDA device found" : "TileMoE was built without CUDA";
+  return has_cuda() ? "use the CPU backend" : kBuiltWithoutCuda;
 }
 
 TEST(CommandLine, HelpNamesEverySubcommand) {
@@ -151,8 +154,7 @@ TEST(Doctor, NeedsAGpuAndSaysWhatElseThereIs) {
 }
 
 TEST(Doctor, SaysWhatABuildWithoutCudaLacks) {
-  if (tilemoe("info").text.find("TileMoE was built without CUDA") == std::string::npos)
-    return;  // a build with it gives its own reasons: cuda/capability_test.cpp
+  if (has_cuda()) return;  // a build with it gives its own reasons: cuda/capability_test.cpp
   const std::string empty = "PATH=/nowhere '" TILEMOE_PROGRAM "' doctor 2>&1";
   const bool elsewhere = access("/usr/local/cuda/bin/nvcc", X_OK) == 0;
   const std::string missing = run_shell(empty).text;
