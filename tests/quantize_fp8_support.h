@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -70,7 +71,7 @@ inline float expected_factor(float amax, DType dtype, bool float_scales) {
 inline void expect_fp8(verify::Memory& memory, const Fp8Case& of,
                        const std::vector<float>& values) {
   const auto [E, R, C, block_rows, part_rows, float_scales, dtype, padded] = of;
-  const int64_t part = part_rows == 0 ? R : part_rows;
+  const int64_t part = part_rows == 0 ? std::max<int64_t>(R, 1) : part_rows;
   const int64_t part_blocks = (part + block_rows - 1) / block_rows;
   const int64_t down = R / part * part_blocks, across = (C + 127) / 128;
   verify::GuardedTensor from(memory, dtype, {E, R, C}, {.padded = padded});

@@ -62,14 +62,14 @@ TEST(RefusedByTheGpu, IsReportedFirst) {
   problem.route();
   ForwardArgs forward = problem.forward_args();
   forward.weights.W2 = spread(forward.weights.W2);
-  expect_refused([&] { problem.experts().forward(forward); }, "weights.W2 has rows");
+  expect_refused([&] { problem.experts().forward(forward); }, " weights.W2 has a row");
   EXPECT_TRUE(problem.H_is_poisoned());
 
   problem.forward();
   const std::vector<uint64_t> before = problem.fingerprints();
   BackwardArgs backward = problem.backward_args();
   backward.dweights.W2 = spread(backward.dweights.W2);
-  expect_refused([&] { problem.experts().backward(backward); }, "dweights.W2 has rows");
+  expect_refused([&] { problem.experts().backward(backward); }, " dweights.W2 has a row");
   EXPECT_EQ(problem.outputs_other_than(before), std::vector<std::string>());
   problem.backward();  // the saved state is still that of forward
   EXPECT_EQ(problem.damage(), std::vector<std::string>());

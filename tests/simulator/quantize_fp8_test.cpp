@@ -19,6 +19,7 @@ class SimulatedQuantizeFp8 : public testing::Test {
 TEST_F(SimulatedQuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
   verify::Memory& memory = verify::cuda_memory();
   for (const int32_t block_rows : {1, 128}) {
+    expect_fp8(memory, {.E = 1, .R = 0, .C = 64, .block_rows = block_rows});
     expect_fp8(memory, {.E = 2, .R = 130, .C = 264, .block_rows = block_rows, .padded = true});
     expect_fp8(memory, {.E = 1,
                         .R = 280,

@@ -4,11 +4,22 @@ PyTorch, and that of fine-tuning, also use it. Run by --device cuda."""
 import re
 
 import pytest
+import torch
 
 from checks import python
 from documented import ALONE, ROOT, need_packages
 
 
+@pytest.fixture
+def users_defaults():
+    """The default device of a process that has not set it, not that of these tests."""
+    device = torch.get_default_device()
+    torch.set_default_device(None)
+    yield
+    torch.set_default_device(device)
+
+
+@pytest.mark.usefixtures("users_defaults")
 @pytest.mark.parametrize("page, block", [block[:2] for block in ALONE], ids=[b[0] for b in ALONE])
 def test_a_block(page, block):
     need_packages(block)

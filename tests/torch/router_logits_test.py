@@ -209,7 +209,7 @@ def test_refusals():
     refused(ValueError, r"router must be 'linear' or 'fixed', got 'exact'", make, router="exact")
     if ON_GPU:
         refused(NotImplementedError, "X is float32", of, x.float(), weight.float())
-        refused(NotImplementedError, "weight float32", of, x.half(), weight.float())
+        refused(NotImplementedError, "X is float16, expected bfloat16", of, x.half(), weight.float())
     else:
         refused(ValueError, r"weight", of, x.bfloat16(), weight.half())
 
