@@ -180,6 +180,22 @@ def adapters():
     )  # fmt: skip
 
 
+def activations():
+    """Compare a layer of gathered_mm, an activation in PyTorch and combine_mm with grouped_mm."""
+    found = Results("activations").table_of("bench")
+    rows = [[*(of["tilemoe"].values[size] for size in "TdnEK"), passes(of["tilemoe"]),
+             times_faster(of["tilemoe"], of[COMPILED], "total_ms"),
+             f"{peak(of['tilemoe']) / MIB:.0f} ({peak(of[COMPILED]) / MIB:.0f})"]
+            for of in found.values()]  # fmt: skip
+    one = next(iter(found.values()))["tilemoe"]
+    return section(
+        "User-defined activations",
+        "Gated Mish.",
+        table("T | d | n | E | K | ms | vs `grouped_mm`, compiled | peak, MiB", rows),
+        source("activations", one),
+    )
+
+
 def quantized():
     """Compare the layer with adapters on quantised weights with the one on 16-bit weights."""
     results = Results("quantized")
@@ -577,8 +593,8 @@ def tests():
     )
 
 
-SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adapters, quantized,
-            codes, cpu, rounding, archs, limits, router, small_model, wheel, tests)  # fmt: skip
+SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adapters, activations,
+            quantized, codes, cpu, rounding, archs, limits, router, small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
 
 [`benchmarks/results_page.py`](../benchmarks/results_page.py) generates this page from
@@ -588,16 +604,16 @@ HEAD = """# Results
 
 - The dtype is bfloat16 unless a table names another. X and dO are normal with standard deviation 0.2; the router
   computes the routing from X.
-- Numbers are medians over rounds. Each round runs every implementation once.
+- Numbers are medians over rounds; each runs every implementation once.
 - Caches are cold: a GPU writes 256 MiB before each pass, a CPU 64 MiB.
-- CUDA events measure a GPU's time, without the host's queueing time.
+- CUDA events measure a GPU's time, without the host's.
 - "a / b" is forward / backward. "vs" is the other implementation's time divided by TileMoE's.
 - Peak memory excludes weights, X and dO.
 - Compare numbers of one table only: a GPU's times vary by 2 to 6 % between days.
 
 ## How to repeat
 
-`python -m tilemoe bench olmoe` measures one layer. [`benchmarks/README.md`](../benchmarks/README.md) has all commands.
+`python -m tilemoe bench olmoe` measures one layer. [`benchmarks/README.md`](../benchmarks/README.md) has all.
 """
 
 
