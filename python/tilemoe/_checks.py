@@ -34,23 +34,38 @@ def integer(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be an int, got {value!r}")
 
 
+def optional_integer(name: str, value: Any) -> None:
+    if value is not None:
+        integer(name, value)
+
+
+def _real(name: str, value: Any) -> None:
+    is_real = isinstance(value, (int, float)) or hasattr(value, "__float__")
+    if isinstance(value, bool) or not is_real:
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
 def factor(name: str, value: float) -> None:
+    _real(name, value)
     if not _MIN_FACTOR <= value < math.inf:
         raise ValueError(f"{name} must be a finite number > 0, got {value}")
 
 
 # torch.compile can trace comparisons of a symbolic number, but not math.isfinite.
 def finite(name: str, value: float) -> None:
+    _real(name, value)
     if not -math.inf < value < math.inf:
         raise ValueError(f"{name} must be a finite number, got {value}")
 
 
 def clamp(name: str, value: float) -> None:
+    _real(name, value)
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, got {value}")
 
 
 def blocks(name: str, value: int) -> None:
+    integer(name, value)
     if value < 1:
         raise ValueError(f"{name} must be >= 1, got {value}")
 
@@ -61,7 +76,10 @@ def capacity(name: str, value: Any) -> None:
 
 
 def capacity_factor(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
+    if value is None:
+        return
+    _real(name, value)
+    if not 0 < value < math.inf:
         raise ValueError(f"{name} must be None or a finite number > 0, got {value}")
 
 

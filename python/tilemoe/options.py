@@ -77,7 +77,10 @@ class Options:
         TypeError: An option has a value of a wrong type.
     """
 
-    K: int | None = option(None, "Experts per token, chosen by the logits.", pack="rule")
+    K: int | None = option(
+        None, "Experts per token, chosen by the logits.", pack="rule",
+        check=_checks.optional_integer,
+    )  # fmt: skip
     scoring: Scoring = option(
         "softmax_over_chosen",
         """function from logits to scores: "softmax_over_chosen" (softmax of the K logits),
@@ -114,7 +117,9 @@ class Options:
         "softmax_over_chosen" or "softmax_renormalized" without groups and without a factor. `MoE`
         rounds in training mode only.""",
     )
-    m: int = option(128, "Multiple for token rounding; the tile of the GPU's GEMMs is 128.")
+    m: int = option(
+        128, "Multiple for token rounding; the tile of the GPU's GEMMs is 128.", check=_checks.integer
+    )
     rounding_tokens: int | None = option(
         None,
         """Number of tokens that are rounded together; T must be a multiple of it. Group i of G

@@ -92,6 +92,22 @@ def test_an_unknown_name_is_a_type_error():
         refused(TypeError, "got an unexpected keyword argument", call)
 
 
+def test_a_value_of_a_wrong_type_is_refused_by_its_name():
+    x, logits, W1, W2 = layer()
+    integers = ("K", "n_group", "topk_group", "column_blocks", "weight_blocks")
+    for name in integers:
+        for wrong in ("x", 1.5, True):
+            sentence = rf"^{name} must be an int, got {wrong!r}$"
+            refused(TypeError, sentence, tilemoe.moe, x, logits, W1, W2, **{"K": 2, name: wrong})
+    for name in ("clamp", "alpha", "up_shift", "routed_scaling_factor"):
+        for wrong in ("x", [1.0], None):
+            sentence = rf"^{name} must be a number, got {re.escape(repr(wrong))}$"
+            refused(TypeError, sentence, tilemoe.moe, x, logits, W1, W2, **{"K": 2, name: wrong})
+    moe = tilemoe.MoE(**SIZES)
+    sentence = "^column_blocks must be an int, got 'x'$"
+    refused(TypeError, sentence, setattr, moe, "column_blocks", "x")
+
+
 def test_a_wrong_value_is_refused_after_an_equal_one():
     """A reader keeps Options by their values; those of another type are not the same."""
     x, logits, W1, W2 = layer()
