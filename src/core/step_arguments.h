@@ -115,7 +115,7 @@ struct Fp8Rows {
   bool given() const { return codes != nullptr; }
 };
 
-// The fp8 recipe: values as codes.
+// The fp8 recipe: values as codes, of one row or more.
 struct QuantizeRows {
   tilemoe_tensor values;  // (rows, width)
   Fp8Rows out;

@@ -138,6 +138,10 @@ void router_logits(const tilemoe_router_logits_args& args) {
   cuda::router_logits(args, has_wgmma);
 }
 
+void quantize_rows(const QuantizeRows& step) {
+  quantize_fp8(step.arguments());
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }

@@ -46,7 +46,6 @@ void clear_rest(const Rows& rows, const tilemoe_tensor& out, void* stream);
 // Quantised weights.
 
 void dequantize(const Dequantize& step);
-void quantize_rows(const QuantizeRows& step);
 void quantize_fp8(const tilemoe_quantize_fp8_args& args);
 
 // Low-rank adapters.
