@@ -77,7 +77,9 @@ Kernel choose(const Step& step) {
     if (found != tiles.end()) return &*found;
   }
   const int sms = device_of(step.tuning.plan).sms;
-  return &choose_tile(size_of(step), offered(tiles, key.arch), model_of(key.arch, sms));
+  ProjectionSize size = size_of(step);
+  if (is_fp8(key.variant.recipe)) size.sum = blocks_of(size.sum, 2);  // half the bytes and MMAs
+  return &choose_tile(size, offered(tiles, key.arch), model_of(key.arch, sms));
 }
 
 // The planned kernel of the step's columns, unless the step requests a tile: the last block of
@@ -102,6 +104,13 @@ Kernel planned_or_chosen(const Step& step, ProjectionPlan ExpertsPlan::*planned)
 KernelKey key_of(const UpProjection& step) {
   const tilemoe_experts& experts = *step.experts;
   const tilemoe_tensor& W1 = step.weights.W1;
+  if (step.A_codes.given()) {
+    Variant fp8{.recipe = fp8_of(recipe_of(experts)), .weights = major_of(W1), .codes = true};
+    fp8.activations = activations_of(experts);
+    const KernelKey key{GemmName::kUpProjection, arch_of(step.tuning.plan), fp8};
+    fp8.activations = Activations::kSwiGLU;
+    return is_plain_swiglu(experts) ? either({key.gemm, key.arch, fp8}, key) : key;
+  }
   Variant general{.recipe = recipe_of(experts),
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
@@ -116,6 +125,11 @@ KernelKey key_of(const UpProjection& step) {
 }
 
 KernelKey key_of(const DownProjection& step) {
+  if (step.A_codes.given())
+    return {
+        GemmName::kDownProjection,
+        arch_of(step.tuning.plan),
+        {.recipe = fp8_of(recipe_of(*step.experts)), .weights = major_of(step.W2), .codes = true}};
   return {GemmName::kDownProjection,
           arch_of(step.tuning.plan),
           {.recipe = recipe_of(*step.experts),
@@ -145,13 +159,13 @@ KernelKey key_of(const InputGradient& step) {
            .adapter = present(step.adapter.rows)}};
 }
 
-// A plan has the kernels that read values; those that read codes have one tile.
+// A plan has the kernels of the call's recipe; those that read codes for 16-bit MMAs have one tile.
 Kernel kernel_of(const UpProjection& step) {
-  if (step.codes.given()) return choose(step);
+  if (step.codes.given() && !step.A_codes.given()) return choose(step);
   return planned_or_chosen(step, &ExpertsPlan::up_projection);
 }
 Kernel kernel_of(const DownProjection& step) {
-  if (step.codes.given()) return choose(step);
+  if (step.codes.given() && !step.A_codes.given()) return choose(step);
   return planned_or_chosen(step, &ExpertsPlan::down_projection);
 }
 Kernel kernel_of(const ActivationGradient& step) {
@@ -221,7 +235,7 @@ struct PlanKey {
   tilemoe_activation activation;
   tilemoe_gate_layout gate_layout;
   Major W1, W2;
-  bool plain_swiglu, gathers;
+  bool plain_swiglu, gathers, fp8;
   bool operator==(const PlanKey&) const = default;
 
   size_t hash() const {
@@ -253,7 +267,8 @@ PlanKey key_of(const PlanRequest& request, const DeviceInfo& device) {
           .W1 = major_of(request.weights.W1),
           .W2 = major_of(request.weights.W2),
           .plain_swiglu = is_plain_swiglu(experts),
-          .gathers = request.rows.token != nullptr};
+          .gathers = request.rows.token != nullptr,
+          .fp8 = request.fp8};
 }
 
 // The kernels of steps of the request's sizes and layouts.
@@ -261,6 +276,11 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
   check_dtype(request.experts);
   ExpertsPlan plan{.device = &device, .arch = arch_of(device)};
   if (plan.arch == ArchName::kSm80) sm80::shared_bytes_of_block(device);  // or its error
+  TILEMOE_CHECK_SUPPORTED(
+      !request.fp8 || plan.arch == ArchName::kSm90,
+      "the fp8 recipe on a GPU of compute capability "
+          << device.capability()
+          << ": it needs the FP8 wgmma of compute capability 9.0, and the arch sm90");
   const UpWeights weights{request.weights.W1, request.weights.W1_up, {}, {}};
   // A step with what its kernel depends on.
   const auto step_of = [&](auto step) {
@@ -275,6 +295,8 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
     if (rank > 0) adapter.rows.ndim = 2;
     return adapter;
   };
+  static uint8_t any_code;
+  const Fp8Rows codes{.codes = request.fp8 ? &any_code : nullptr};
   const auto planned = [](const auto& step) {
     return ProjectionPlan{choose(step), size_of(step).columns};
   };
@@ -282,12 +304,14 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
   auto up = step_of(UpProjection{});
   up.weights = weights;
   up.adapter = adapter_of(request.experts.rank_1);
+  up.A_codes = codes;
   plan.up_projection = planned(up);
 
   auto down = step_of(DownProjection{});
   down.W2 = request.weights.W2;
   down.Y.shape[1] = request.Y_columns;
   down.adapter = adapter_of(request.experts.rank_2);
+  down.A_codes = codes;
   plan.down_projection = planned(down);
 
   auto activation = step_of(ActivationGradient{});

@@ -40,9 +40,17 @@ using Kernel = const TileConfiguration*;
 
 // ---- the recipes by name, for the host; core/recipe.h defines each
 
-enum class RecipeName { kBF16, kF16 };
+enum class RecipeName { kBF16, kF16, kFp8BF16, kFp8F16 };
 
-// The recipe of the experts. Throws Error(kUnsupported) if there is no kernel for their dtype.
+constexpr bool is_fp8(RecipeName recipe) {
+  return recipe == RecipeName::kFp8BF16 || recipe == RecipeName::kFp8F16;
+}
+// The fp8 recipe with outputs of a recipe of 16 bits.
+constexpr RecipeName fp8_of(RecipeName sixteen_bit) {
+  return sixteen_bit == RecipeName::kBF16 ? RecipeName::kFp8BF16 : RecipeName::kFp8F16;
+}
+
+// The recipe of the experts in 16 bits. Throws Error(kUnsupported) if there is no kernel for their dtype.
 inline RecipeName recipe_of(const tilemoe_experts& experts) {
   switch (experts.dtype) {
     case TILEMOE_BFLOAT16: return RecipeName::kBF16;
