@@ -76,9 +76,9 @@ Kernel choose(const Step& step) {
     const auto found = std::find(tiles.begin(), tiles.end(), *requested);
     if (found != tiles.end()) return &*found;
   }
-  const int sms = device_of(step.tuning.plan).sms;
   ProjectionSize size = size_of(step);
-  if (is_fp8(key.variant.recipe)) size.sum = blocks_of(size.sum, 2);  // half the bytes and MMAs
+  if (is_fp8(key.variant.recipe)) size.sum /= 2;  // the same bytes and MMAs, in 16 bits
+  const int sms = device_of(step.tuning.plan).sms;
   return &choose_tile(size, offered(tiles, key.arch), model_of(key.arch, sms));
 }
 
@@ -104,19 +104,12 @@ Kernel planned_or_chosen(const Step& step, ProjectionPlan ExpertsPlan::*planned)
 KernelKey key_of(const UpProjection& step) {
   const tilemoe_experts& experts = *step.experts;
   const tilemoe_tensor& W1 = step.weights.W1;
-  if (step.A_codes.given()) {
-    Variant fp8{.recipe = fp8_of(recipe_of(experts)), .weights = major_of(W1), .codes = true};
-    fp8.activations = activations_of(experts);
-    const KernelKey key{GemmName::kUpProjection, arch_of(step.tuning.plan), fp8};
-    fp8.activations = Activations::kSwiGLU;
-    return is_plain_swiglu(experts) ? either({key.gemm, key.arch, fp8}, key) : key;
-  }
-  Variant general{.recipe = recipe_of(experts),
+  Variant general{.recipe = recipe_of(experts, step.A_codes.given()),
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
                   .interleaved_columns = has_interleaved_columns(experts, W1),
                   .adapter = present(step.adapter.rows),
-                  .codes = step.codes.given()};
+                  .codes = step.codes.given() || step.A_codes.given()};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
   special.gathers = step.rows.token != nullptr || general.adapter;
@@ -125,17 +118,12 @@ KernelKey key_of(const UpProjection& step) {
 }
 
 KernelKey key_of(const DownProjection& step) {
-  if (step.A_codes.given())
-    return {
-        GemmName::kDownProjection,
-        arch_of(step.tuning.plan),
-        {.recipe = fp8_of(recipe_of(*step.experts)), .weights = major_of(step.W2), .codes = true}};
   return {GemmName::kDownProjection,
           arch_of(step.tuning.plan),
-          {.recipe = recipe_of(*step.experts),
+          {.recipe = recipe_of(*step.experts, step.A_codes.given()),
            .weights = major_of(step.W2),
            .adapter = present(step.adapter.rows),
-           .codes = step.codes.given()}};
+           .codes = step.codes.given() || step.A_codes.given()}};
 }
 
 KernelKey key_of(const ActivationGradient& step) {
@@ -276,11 +264,6 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
   check_dtype(request.experts);
   ExpertsPlan plan{.device = &device, .arch = arch_of(device)};
   if (plan.arch == ArchName::kSm80) sm80::shared_bytes_of_block(device);  // or its error
-  TILEMOE_CHECK_SUPPORTED(
-      !request.fp8 || plan.arch == ArchName::kSm90,
-      "the fp8 recipe on a GPU of compute capability "
-          << device.capability()
-          << ": it needs the FP8 wgmma of compute capability 9.0, and the arch sm90");
   const UpWeights weights{request.weights.W1, request.weights.W1_up, {}, {}};
   // A step with what its kernel depends on.
   const auto step_of = [&](auto step) {
@@ -303,15 +286,13 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
 
   auto up = step_of(UpProjection{});
   up.weights = weights;
-  up.adapter = adapter_of(request.experts.rank_1);
-  up.A_codes = codes;
+  up.adapter = adapter_of(request.experts.rank_1), up.A_codes = codes;
   plan.up_projection = planned(up);
 
   auto down = step_of(DownProjection{});
   down.W2 = request.weights.W2;
   down.Y.shape[1] = request.Y_columns;
-  down.adapter = adapter_of(request.experts.rank_2);
-  down.A_codes = codes;
+  down.adapter = adapter_of(request.experts.rank_2), down.A_codes = codes;
   plan.down_projection = planned(down);
 
   auto activation = step_of(ActivationGradient{});

@@ -1,5 +1,6 @@
 // Up- and down-projection of the fp8 recipe on a simulated Hopper: the bits of sums in the order of
 // the recipe, and A near the activation of H, for every kernel.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -139,6 +140,12 @@ class Problem {
   }
 
   void run() {
+    start();
+    expect_clean_run();
+    A_.fetch();
+    EXPECT_TRUE(A_.intact());
+  }
+  void start() {
     const int64_t E = rows_.E, d = case_.d, n = case_.n;
     Rows rows{.E = E, .capacity = rows_.capacity, .offsets = rows_.offsets.data<int32_t>()};
     if (case_.gathers) rows.token = rows_.token.data<int32_t>();
@@ -156,9 +163,7 @@ class Problem {
     up.codes = {gate_.weight(), case_.is_split ? up_.weight() : tilemoe_quantized{}};
     up.X_codes = X_.rows(), up.A_codes = A_.rows(), up.float_scales = case_.float_scales;
     up.tuning.tile = case_.tile;
-    start(cuda::kernel_of(up), up);
-    expect_clean_run();
-    A_.fetch();
+    start(up);
 
     DownProjection down{};
     down.experts = &experts_, down.rows = rows;
@@ -168,11 +173,14 @@ class Problem {
     down.codes = {W2_.weight(), {}, case_.first_row};
     down.A_codes = A_.rows();
     down.tuning.tile = case_.tile;
-    start(cuda::kernel_of(down), down);
-    expect_clean_run();
-    EXPECT_TRUE(A_.intact());
+    start(down);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
 
+  bool has_run(const cuda::instances::Row& row) const {
+    return std::ranges::any_of(
+        run_, [&](const auto& one) { return one.key == row.key && one.tile == row.tile; });
+  }
   void expect_sums() {
     const auto has_row = [&](const Index& i) { return i[0] < rows_.M; };
     if (case_.keeps_H) H_.expect("H", has_row, [&](const Index& i) { return H(i[0], i[1]); });
@@ -186,6 +194,11 @@ class Problem {
   }
 
  private:
+  template <class Step>
+  void start(const Step& step) {
+    run_.push_back({cuda::key_of(step), *cuda::kernel_of(step)});
+    cuda::start(cuda::kernel_of(step), step);
+  }
   int64_t X_rows() const { return case_.gathers ? rows_.T : rows_.capacity; }
   int64_t Y_columns() const { return case_.d - case_.first_row; }
   tilemoe_tensor shape(int64_t rows, int64_t columns) const {
@@ -246,6 +259,7 @@ class Problem {
   Codes X_, gate_, up_, W2_, A_;
   PlacedTensor b1_, b2_, H_, Y_;
   tilemoe_experts experts_{};
+  std::vector<cuda::instances::Row> run_;
 };
 
 class Fp8Projections : public testing::Test {
@@ -258,12 +272,28 @@ class Fp8Projections : public testing::Test {
   }
 };
 
+// Each row of the table, by a case that is made of it.
 TEST_F(Fp8Projections, HaveTheSumsOfTheRecipe) {
-  check({});
-  check({.keeps_H = false, .tile = &cuda::kCooperative256});
+  using enum cuda::Activations;
+  int rows = 0;
+  for (const cuda::instances::Row& row : cuda::instances::kRows) {
+    const cuda::Variant& variant = row.key.variant;
+    if (!is_fp8(variant.recipe)) continue;
+    SCOPED_TRACE("row " + std::to_string(++rows));
+    const bool is_up = row.key.gemm == cuda::GemmName::kUpProjection;
+    Problem problem(
+        {.dtype = variant.recipe == cuda::RecipeName::kFp8BF16 ? TILEMOE_BFLOAT16 : TILEMOE_FLOAT16,
+         .activation = is_up && variant.activations != kSwiGLU ? TILEMOE_REGLU : TILEMOE_SWIGLU,
+         .gathers = variant.gathers,
+         .tile = &row.tile});
+    problem.run();
+    problem.expect_sums();
+    EXPECT_TRUE(problem.has_run(row)) << "another kernel ran";
+  }
+  EXPECT_EQ(rows, 8);
 }
-TEST_F(Fp8Projections, AddBiasesAndKeepRowsInOrder) {
-  check({.has_biases = true, .gathers = false, .tile = &cuda::kCooperative256});
+TEST_F(Fp8Projections, AddBiases) {
+  check({.has_biases = true, .keeps_H = false});
 }
 TEST_F(Fp8Projections, ReadConcatenatedWeightsAndABlockOfColumns) {
   check({.d = 400, .n = 128, .is_split = false, .has_biases = true, .first_row = 128});
@@ -271,6 +301,38 @@ TEST_F(Fp8Projections, ReadConcatenatedWeightsAndABlockOfColumns) {
 TEST_F(Fp8Projections, HaveOtherActivationsAndScales) {
   check({.dtype = TILEMOE_FLOAT16, .activation = TILEMOE_REGLU, .float_scales = true});
   check({.d = 16, .n = 16, .activation = TILEMOE_REGLU});
+}
+
+// The planted defects of these kernels (simulator/defects.inc).
+TEST_F(Fp8Projections, HaveTheirDefectsFound) {
+  using enum simulator::FindingKind;
+  simulator::Machine& machine = simulator::Machine::instance();
+  int number = 0, found = 0;
+  const auto run = [&](int defect, uint64_t seed) {
+    Problem problem({.keeps_H = false});
+    machine.plant(defect), machine.set_seed(seed);
+    problem.start();
+    machine.plant(0);
+    return machine.take_findings();
+  };
+  const auto check_defect = [&](const std::string& name, uint64_t seed,
+                                simulator::FindingKind kind) {
+    ++found;
+    EXPECT_TRUE(run(0, seed).empty()) << name;
+    std::string all;
+    bool is_found = false;
+    for (const simulator::Finding& finding : run(number, seed))
+      all += describe(finding) + "\n", is_found = is_found || finding.kind == kind;
+    EXPECT_TRUE(is_found) << name << ":\n" << all;
+  };
+#define DEFECT(name, file, text, replacement, test_case, device, seed, kind) \
+  ++number;                                                                  \
+  if (std::string(test_case) == "fp8") check_defect(#name, seed, kind);
+  constexpr auto kWrongValues = kReadBeforeWrite;
+  static_cast<void>(kWrongValues);
+#include "simulator/defects.inc"
+#undef DEFECT
+  EXPECT_EQ(found, 2);
 }
 
 }  // namespace

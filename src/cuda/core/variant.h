@@ -45,16 +45,13 @@ enum class RecipeName { kBF16, kF16, kFp8BF16, kFp8F16 };
 constexpr bool is_fp8(RecipeName recipe) {
   return recipe == RecipeName::kFp8BF16 || recipe == RecipeName::kFp8F16;
 }
-// The fp8 recipe with outputs of a recipe of 16 bits.
-constexpr RecipeName fp8_of(RecipeName sixteen_bit) {
-  return sixteen_bit == RecipeName::kBF16 ? RecipeName::kFp8BF16 : RecipeName::kFp8F16;
-}
 
-// The recipe of the experts in 16 bits. Throws Error(kUnsupported) if there is no kernel for their dtype.
-inline RecipeName recipe_of(const tilemoe_experts& experts) {
+// The recipe of the experts, with outputs of their dtype. Throws Error(kUnsupported) if there is no
+// kernel for it.
+inline RecipeName recipe_of(const tilemoe_experts& experts, bool fp8 = false) {
   switch (experts.dtype) {
-    case TILEMOE_BFLOAT16: return RecipeName::kBF16;
-    case TILEMOE_FLOAT16: return RecipeName::kF16;
+    case TILEMOE_BFLOAT16: return fp8 ? RecipeName::kFp8BF16 : RecipeName::kBF16;
+    case TILEMOE_FLOAT16: return fp8 ? RecipeName::kFp8F16 : RecipeName::kF16;
     default: break;
   }
   TILEMOE_CHECK_SUPPORTED(false, "GEMMs of " << tilemoe_dtype_name(experts.dtype)

@@ -21,8 +21,7 @@
 //   ping-pong  all threads of the other consumer                             consumer
 //
 // An epilogue may defer its stores: it keeps the finished tile in registers and stores it during
-// the MMAs of the next tile. It may also read an operand of its own through the ring, after a tile's
-// k blocks.
+// the MMAs of the next tile. It may also read its own operand through the ring, after a tile's.
 //
 // Parts: LoadA, LoadB (load/stage.h), Epilogue (sm90_epilogue.h), Order (schedule/tile.h).
 #pragma once

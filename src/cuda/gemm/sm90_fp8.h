@@ -236,13 +236,17 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
       };
       block_[0] = of_block(0, kParts == 2 ? tile.n_block : 2 * tile.n_block);
       block_[1] = kParts == 2 ? of_block(1, tile.n_block) : of_block(0, 2 * tile.n_block + 1);
+      has_second_ = kParts == 2 || 2 * tile.n_block + 1 < params.blocks;
     }
+    // Whether the tile's second block exists.
+    __device__ bool has_second() const { return kParts == 2 || has_second_; }
     __device__ float of_block(int block, int32_t k_block) const {
       return __ldg(block_[block] + k_block);
     }
 
    private:
     const float* block_[2];
+    bool has_second_;
   };
 
  private:
@@ -281,9 +285,12 @@ class Promoted {
     rows_.read(stage, k_block, row);
     const float column[2] = {columns_.of_block(0, k_block), columns_.of_block(1, k_block)};
     promote<0>(D[0], S, row, column[0]);
-    mma.template multiply_part<1>(S, stage);
-    promote<kNumbers>(D[0], S, row, column[1]);
-    __syncwarp();  // every lane has read its rows' scales: the warp may release the stage
+    if (columns_.has_second()) {
+      mma.template multiply_part<1>(S, stage);
+      promote<kNumbers>(D[0], S, row, column[1]);
+    }
+    // Every lane has read its rows' scales: the warp may release the stage.
+    __syncwarp();
   }
   template <class Mma>
   __device__ __forceinline__ static void wait_for_previous() {}

@@ -60,11 +60,8 @@ class RaggedStore {
   using Element = Element_;
   static constexpr int kSlice = kStoreColumns;
   static constexpr int kSlices = Shape::BLOCK_N / kSlice;
-  // Of a batch.
-  static constexpr int kSlots = kMaxSlots == 1    ? 1
-                                : kSlices % 2 == 0 ? 2
-                                : kSlices % 3 == 0 ? 3
-                                                   : 1;
+  static constexpr int kAtOnce = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;
+  static constexpr int kSlots = kAtOnce < kMaxSlots ? kAtOnce : kMaxSlots;  // of a batch
   static constexpr int kBatchColumns = kSlots * kSlice;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;
