@@ -264,7 +264,11 @@ class Problem {
 
 class Fp8Projections : public testing::Test {
  protected:
-  void SetUp() override { simulate("sm90"); }
+  void SetUp() override {
+    static uint64_t seed = 0;  // a repeated test has another one
+    simulate("sm90");
+    simulator::Machine::instance().set_seed(++seed);
+  }
   static void check(const Case& c) {
     Problem problem(c);
     problem.run();

@@ -71,7 +71,7 @@ class ScaledRows {
                       has_row_ ? 4 : 0);
   }
 
-  // Of the lane's two rows: fragment rows `row` and row + 8 of the tile.
+  // The scales of a lane's two rows of the tile, `row` and row + 8.
   class Scales {
    public:
     __device__ Scales(const Params& /*params*/, const Tile& /*tile*/, uint32_t shared, int32_t row)
