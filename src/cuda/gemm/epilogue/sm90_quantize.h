@@ -59,10 +59,12 @@ class QuantizingEpilogue {
     const int32_t column = tile.n_block * kColumns;
     add_bias<Element, 0, kColumns>(params_.bias[0], tile.expert, column, D);
     add_bias<Element, kUp, kColumns>(params_.bias[1], tile.expert, column, D);
-    store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 0, column,
-                                   [&](int m, int i) { return D[m][i]; });
-    store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 1, column,
-                                   [&](int m, int i) { return D[m][kUp + i]; });
+    if (params_.H.columns != 0) {
+      store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 0, column,
+                                     [&](int m, int i) { return D[m][i]; });
+      store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 1, column,
+                                     [&](int m, int i) { return D[m][kUp + i]; });
+    }
     activate<kActivations>(params_.activation, D);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
