@@ -302,6 +302,10 @@ TEST_F(Fp8Projections, AddBiases) {
 TEST_F(Fp8Projections, ReadConcatenatedWeightsAndABlockOfColumns) {
   check({.d = 400, .n = 128, .is_split = false, .has_biases = true, .first_row = 128});
 }
+// A lane keeps the scales of a warp's number of k blocks.
+TEST_F(Fp8Projections, HaveLongSums) {
+  check({.d = 33 * kFp8Tile - 112, .n = 16});
+}
 TEST_F(Fp8Projections, HaveOtherActivationsAndScales) {
   check({.dtype = TILEMOE_FLOAT16, .activation = TILEMOE_REGLU, .float_scales = true});
   check({.d = 16, .n = 16, .activation = TILEMOE_REGLU});

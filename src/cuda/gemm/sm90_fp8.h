@@ -164,7 +164,8 @@ class ScaledRowsInOrder {
 };
 
 // Operand B: the codes of an expert's weights by TMA. A tile has two blocks of 128 of their rows,
-// each with a scale per k block, which the consumers read: neighbours, or gate and up.
+// each with a scale per k block: neighbours, or gate and up. A lane of a consumer reads the scales
+// of every 32nd k block: with a read per k block the promotion would wait for memory.
 template <class Shape_, int kParts>
 class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
  public:
@@ -225,7 +226,7 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
                     expert_);
   }
 
-  // The scales of a tile's two blocks, by k block.
+  // The scales of a tile's two blocks.
   class Scales {
    public:
     __device__ Scales(const Params& params, const Tile& tile) {
@@ -237,15 +238,25 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
       block_[0] = of_block(0, kParts == 2 ? tile.n_block : 2 * tile.n_block);
       block_[1] = kParts == 2 ? of_block(1, tile.n_block) : of_block(0, 2 * tile.n_block + 1);
       has_second_ = kParts == 2 || 2 * tile.n_block + 1 < params.blocks;
+      last_ = params.scale_stride - 1;
     }
     // Whether the tile's second block exists.
     __device__ bool has_second() const { return kParts == 2 || has_second_; }
-    __device__ float of_block(int block, int32_t k_block) const {
-      return __ldg(block_[block] + k_block);
+    // All lanes of a warp call it for every k block, in order.
+    __device__ void read(int32_t k_block, float (&scale)[2]) {
+      if (k_block % kWarp == 0) {
+        const int32_t own = min(k_block + fragment::lane(), last_);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) of_lane_[i] = __ldg(block_[i] + own);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scale[i] = __shfl_sync(0xffffffff, of_lane_[i], k_block % kWarp);
     }
 
    private:
     const float* block_[2];
+    float of_lane_[2];
+    int32_t last_;
     bool has_second_;
   };
 
@@ -280,10 +291,10 @@ class Promoted {
   template <class Mma>
   __device__ __forceinline__ void add(float (&D)[1][kFp8Tile], const Mma& mma, uint32_t stage,
                                       int32_t k_block, int32_t /*steps*/) {
-    float S[kNumbers], row[2];
+    float S[kNumbers], row[2], column[2];
     mma.template multiply_part<0>(S, stage);
     rows_.read(stage, k_block, row);
-    const float column[2] = {columns_.of_block(0, k_block), columns_.of_block(1, k_block)};
+    columns_.read(k_block, column);
     promote<0>(D[0], S, row, column[0]);
     if (columns_.has_second()) {
       mma.template multiply_part<1>(S, stage);
