@@ -40,11 +40,9 @@ using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 template <class Shape, class Element>
 using RowStore = RaggedStore<Shape, Element>;
 
-// The fp8 recipe. With two slots of stores per warp the ring would have a stage less.
+// The fp8 recipe.
 template <class Shape>
 concept Fp8Shape = sizeof(typename Shape::Element) == 1;
-template <class Shape, class Element>
-using OneSlotStore = RaggedStore<Shape, Element, 1>;
 
 template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
@@ -67,9 +65,10 @@ struct ActivationOf<Shape, Activations::kGated, true> {
       InterleavedActivationEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 
+// With the scales of gathered rows and two slots of stores per warp, the ring would have a stage less.
 template <class Shape, Activations kSet>
 using QuantizingOf =
-    QuantizingEpilogue<Shape, kSet, OneSlotStore<Shape, typename Shape::Recipe::Out::H>>;
+    QuantizingEpilogue<Shape, kSet, RaggedStore<Shape, typename Shape::Recipe::Out::H, 1>>;
 template <Fp8Shape Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = QuantizingOf<Shape, Activations::kSwiGLU>;
@@ -85,7 +84,7 @@ struct StoreOf {
 };
 template <Fp8Shape Shape, class Element>
 struct StoreOf<Shape, Element> {
-  using type = StoreAtOnceEpilogue<Shape, OneSlotStore<Shape, Element>>;
+  using type = StoreAtOnceEpilogue<Shape, RowStore<Shape, Element>>;
 };
 
 template <class Shape, bool kGathers>
