@@ -93,8 +93,8 @@ class ScaledRows {
   bool has_row_;
 };
 
-// Operand A, in order: codes of the tile's own rows by TMA. Consumers read the scales from memory, one
-// k block ahead.
+// Operand A, in order: codes of the tile's own rows by TMA. Consumers read the scales from memory,
+// one k block ahead.
 template <class Shape>
 class ScaledRowsInOrder {
  public:

@@ -65,7 +65,8 @@ struct ActivationOf<Shape, Activations::kGated, true> {
       InterleavedActivationEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 
-// With the scales of gathered rows and two slots of stores per warp, the ring would have a stage less.
+// One slot of stores per warp: with two, and the scales of gathered rows, the ring would have a stage
+// less.
 template <class Shape, Activations kSet>
 using QuantizingOf =
     QuantizingEpilogue<Shape, kSet, RaggedStore<Shape, typename Shape::Recipe::Out::H, 1>>;
