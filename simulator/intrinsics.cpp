@@ -258,7 +258,10 @@ void wait_mbarrier(uint32_t barrier, uint32_t parity) {
   mbarrier_wait(Call(), barrier, parity, TILEMOE_SITE);
 }
 void copy_async(uint32_t shared, const void* source, uint32_t bytes) {
-  start_copy(Call(), shared, source, bytes, TILEMOE_SITE);
+  start_copy(Call(), shared, source, bytes, 16, TILEMOE_SITE);
+}
+void copy_async_4(uint32_t shared, const void* source, uint32_t bytes) {
+  start_copy(Call(), shared, source, bytes, 4, TILEMOE_SITE);
 }
 void arrive_copies(uint32_t barrier) {
   arrive_when_copied(Call(), barrier, TILEMOE_SITE);
@@ -394,7 +397,12 @@ void wait_box_stores(int pending, bool complete) {
 }
 void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b, bool accumulate,
                     bool a_mn_major, bool b_mn_major) {
-  multiply_group(Call(), {bfloat16, columns, a_mn_major, b_mn_major}, d, a, b, accumulate,
+  const OperandType type = bfloat16 ? OperandType::kBFloat16 : OperandType::kFloat16;
+  multiply_group(Call(), {type, columns, a_mn_major, b_mn_major}, d, a, b, accumulate,
+                 TILEMOE_SITE);
+}
+void multiply_wgmma_e4m3(int columns, float* d, uint64_t a, uint64_t b, bool accumulate) {
+  multiply_group(Call(), {OperandType::kE4M3, columns, false, false}, d, a, b, accumulate,
                  TILEMOE_SITE);
 }
 void fence_wgmma() {

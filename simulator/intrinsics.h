@@ -43,6 +43,7 @@ void arrive_mbarrier(uint32_t barrier, uint32_t bytes);
 bool test_mbarrier(uint32_t barrier, uint32_t parity);
 void wait_mbarrier(uint32_t barrier, uint32_t parity);
 void copy_async(uint32_t shared, const void* source, uint32_t bytes);
+void copy_async_4(uint32_t shared, const void* source, uint32_t bytes);
 void arrive_copies(uint32_t barrier);
 void fence_proxy();
 void load_matrices(uint32_t (&r)[4], uint32_t shared, bool transposed);
@@ -59,6 +60,7 @@ void commit_box_stores();
 void wait_box_stores(int pending, bool complete);
 void multiply_wgmma(bool bfloat16, int columns, float* d, uint64_t a, uint64_t b, bool accumulate,
                     bool a_mn_major, bool b_mn_major);
+void multiply_wgmma_e4m3(int columns, float* d, uint64_t a, uint64_t b, bool accumulate);
 void fence_wgmma();
 void commit_wgmma();
 void wait_wgmma(int pending);

@@ -207,4 +207,63 @@ void multiply(const TensorCore& core, OperandType type, int rows, int columns, c
   }
 }
 
+namespace {
+
+// significand 2^exponent, the significand with three fraction bits.
+struct E4m3 {
+  int32_t significand;
+  int32_t exponent;
+  bool is_nan;
+
+  explicit E4m3(uint8_t code) {
+    const int biased = code >> 3 & 0xf, fraction = code & 7;
+    is_nan = biased == 15 && fraction == 7;
+    exponent = std::max(biased, 1) - 7;
+    significand = (biased == 0 ? 0 : 8) + fraction;
+    if ((code & 0x80) != 0) significand = -significand;
+  }
+};
+
+// x 2^shift, cut off towards zero.
+int64_t shifted(int64_t x, int shift) {
+  if (shift >= 0) return x << shift;
+  return shift < -62 ? 0 : x < 0 ? -(-x >> -shift) : x >> -shift;
+}
+
+// A sum of e4m3 products has no infinity: 32 products of 448 * 448 are below 2^23.
+float sum_of_e4m3(const E4m3* a, const E4m3* b, float c) {
+  int top = exponent_of(c);
+  for (int k = 0; k < kE4m3Steps; ++k) {
+    if (a[k].is_nan || b[k].is_nan || std::isnan(c)) return std::bit_cast<float>(kNaN);
+    top = std::max(top, a[k].exponent + b[k].exponent);
+  }
+  const int unit = top - kE4m3FractionBits;
+  auto sum = static_cast<int64_t>(std::ldexp(static_cast<double>(c), -unit));
+  for (int k = 0; k < kE4m3Steps; ++k)
+    sum += shifted(int64_t{a[k].significand} * b[k].significand,
+                   a[k].exponent + b[k].exponent - 6 - unit);
+  if (sum == 0) return 0.0f;
+  const int drop = static_cast<int>(std::bit_width(static_cast<uint64_t>(std::abs(sum)))) - 1 -
+                   kE4m3FractionBits;
+  if (drop > 0) sum = shifted(shifted(sum, -drop), drop);
+  return static_cast<float>(std::ldexp(static_cast<double>(sum), unit));
+}
+
+}  // namespace
+
+void multiply_e4m3(int rows, int columns, const uint8_t* A, const uint8_t* B, bool accumulate,
+                   float* D) {
+  const auto decoded = [](const uint8_t* codes, int count) {
+    return std::vector<E4m3>(codes, codes + int64_t{count} * kE4m3Steps);
+  };
+  const std::vector<E4m3> a = decoded(A, rows), b = decoded(B, columns);
+  for (int row = 0; row < rows; ++row)
+    for (int column = 0; column < columns; ++column) {
+      float& d =
+          D[static_cast<size_t>(row) * static_cast<size_t>(columns) + static_cast<size_t>(column)];
+      d = sum_of_e4m3(&a[static_cast<size_t>(row) * kE4m3Steps],
+                      &b[static_cast<size_t>(column) * kE4m3Steps], accumulate ? d : 0.0f);
+    }
+}
+
 }  // namespace tilemoe::simulator

@@ -17,7 +17,7 @@
 
 namespace tilemoe::simulator {
 
-enum class OperandType { kBFloat16, kFloat16 };
+enum class OperandType { kBFloat16, kFloat16, kE4M3 };
 
 struct TensorCore {
   int fraction_bits;  // at most 25
@@ -33,5 +33,12 @@ inline constexpr int kStepsOfSum = 16;  // of an instruction
 // all dense, operands as their bits. `columns` is a multiple of 8.
 void multiply(const TensorCore& core, OperandType type, int rows, int columns, const uint16_t* A,
               const uint16_t* B, bool accumulate, float* D);
+
+// The same for e4m3: D (rows, columns) = A (rows, 32) B (columns, 32)^T + D, operands as their codes.
+// Hopper aligns all 32 products and the sum so far to the largest exponent, keeps 13 bits below it,
+// and cuts the sum off to 13 fraction bits.
+inline constexpr int kE4m3Steps = 32, kE4m3FractionBits = 13;
+void multiply_e4m3(int rows, int columns, const uint8_t* A, const uint8_t* B, bool accumulate,
+                   float* D);
 
 }  // namespace tilemoe::simulator

@@ -11,23 +11,23 @@ namespace {
 
 void land(const Copy& copy) {
   if (copy.from == nullptr)
-    std::memset(copy.to, 0, 16);
+    std::memset(copy.to, 0, copy.size);
   else
-    std::memcpy(copy.to, copy.from, 16);
+    std::memcpy(copy.to, copy.from, copy.size);
 }
 
 }  // namespace
 
 // A copy reads and writes at some time from now until its arrival. Reads of what it overwrites must
 // precede it; reads of what it writes must wait for the arrival.
-void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t bytes,
+void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t bytes, uint32_t size,
                 uint32_t site) {
   Block& block = *thread.block;
   Machine& machine = *block.machine;
-  std::byte* const to = machine.shared_bytes(thread, shared, 16, site);
-  if (shared % 16 != 0 || (bytes != 0 && reinterpret_cast<uintptr_t>(source) % 16 != 0))
+  std::byte* const to = machine.shared_bytes(thread, shared, size, site);
+  if (shared % size != 0 || (bytes != 0 && reinterpret_cast<uintptr_t>(source) % size != 0))
     machine.fail(thread, FindingKind::kOutOfBounds, site,
-                 "cp.async of an address that is not on 16");
+                 "cp.async of an address that is not on its size");
   const Accessor by{.agent = thread.copy_agent(),
                     .epoch = thread.copy_epoch,
                     .knows = &thread.knowledge,
@@ -47,11 +47,11 @@ void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t by
     reader.in_order = true;  // it may read what its thread wrote
     machine.global_access(reader, block, AccessKind::kRead, source, bytes);
   }
-  machine.shared_access(by, block, AccessKind::kWrite, shared, 16);
+  machine.shared_access(by, block, AccessKind::kWrite, shared, size);
   if (thread.lane == 0 && thread.copies.empty())
     machine.trace().note(block.launch->number, block.linear, thread.warp->index, Note::kCopy,
                          shared);
-  const Copy copy{to, bytes == 0 ? nullptr : source, bytes};
+  const Copy copy{to, bytes == 0 ? nullptr : source, bytes, size};
   if (machine.done_at_once())
     land(copy);
   else

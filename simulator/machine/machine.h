@@ -67,7 +67,8 @@ class Machine;
 struct Copy {
   void* to;
   const void* from;  // null: zeros
-  uint32_t bytes;
+  uint32_t bytes;    // of the source
+  uint32_t size;     // of the copy
 };
 
 struct BoxStore;  // tma.cpp

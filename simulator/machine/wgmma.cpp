@@ -103,10 +103,13 @@ void compute(const Warp& warp, const Mma& mma) {
       decode_matrix_descriptor(mma.a), major(mma.shape.a_mn_major), kWarps * kRows, shared);
   const std::vector<uint16_t> B = gather_operand(
       decode_matrix_descriptor(mma.b), major(mma.shape.b_mn_major), mma.shape.columns, shared);
-  multiply(block.machine->device().major >= 9 ? kHopperCore : kAmpereCore,
-           mma.shape.bfloat16 ? OperandType::kBFloat16 : OperandType::kFloat16, kRows,
-           mma.shape.columns, A.data() + kRows * kStepsOfSum * (warp.index % kWarps), B.data(),
-           mma.accumulate, mma.of->D.data());
+  const uint16_t* const rows = A.data() + kRows * kStepsOfSum * (warp.index % kWarps);
+  if (mma.shape.type == OperandType::kE4M3)  // 32 codes lie where 16 wider numbers do
+    multiply_e4m3(kRows, mma.shape.columns, reinterpret_cast<const uint8_t*>(rows),
+                  reinterpret_cast<const uint8_t*>(B.data()), mma.accumulate, mma.of->D.data());
+  else
+    multiply(block.machine->device().major >= 9 ? kHopperCore : kAmpereCore, mma.shape.type, kRows,
+             mma.shape.columns, rows, B.data(), mma.accumulate, mma.of->D.data());
 }
 void compute(const Warp& warp, Group& group) {
   for (const Mma& mma : std::exchange(group.mmas, {})) compute(warp, mma);

@@ -4,11 +4,12 @@
 #include <cstdint>
 
 #include "simulator/machine/machine.h"
+#include "simulator/tensor_core.h"
 
 namespace tilemoe::simulator {
 
 struct MmaShape {
-  bool bfloat16;
+  OperandType type;
   int columns;
   bool a_mn_major, b_mn_major;
 };

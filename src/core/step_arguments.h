@@ -107,6 +107,35 @@ struct WeightCodes {
   bool given() const { return weight.format != TILEMOE_FORMAT_NONE; }
 };
 
+// Rows as e4m3 codes with a scale per 128 columns (core/fp8.h), contiguous. Absent without codes.
+struct Fp8Rows {
+  uint8_t* codes = nullptr;  // (rows, width)
+  float* scales = nullptr;   // (rows, width / 128 rounded up)
+
+  bool given() const { return codes != nullptr; }
+};
+
+// The fp8 recipe: values as codes, of one row or more.
+struct QuantizeRows {
+  tilemoe_tensor values;  // (rows, width)
+  Fp8Rows out;
+  bool float_scales;  // else powers of two
+  void* stream;
+
+  tilemoe_quantize_fp8_args arguments() const {
+    tilemoe_tensor matrix = values;
+    matrix.ndim = 3;
+    for (int i = 2; i > 0; --i)
+      matrix.shape[i] = values.shape[i - 1], matrix.stride[i] = values.stride[i - 1];
+    matrix.shape[0] = 1, matrix.stride[0] = 0;
+    tilemoe_quantize_fp8_args args{};
+    args.block_rows = 1, args.float_scales = float_scales ? 1 : 0;
+    args.part_rows = values.shape[0], args.values = matrix;
+    args.codes = out.codes, args.scales = out.scales, args.stream = stream;
+    return args;
+  }
+};
+
 // H = X W1^T + b1, A = act(H): gathers X. A comes from the float32 accumulator, not from the stored
 // H.
 struct UpProjection {
@@ -121,6 +150,11 @@ struct UpProjection {
   Tuning tuning = {};
   Adapter adapter = {};  // P1, scale_1 B1
   WeightCodes codes = {};
+  // The fp8 recipe, with the codes of the weights: the codes of X (T, d) are read instead of X, and A
+  // is written as codes.
+  Fp8Rows X_codes = {};
+  Fp8Rows A_codes = {};       // out (capacity, n)
+  bool float_scales = false;  // of A_codes, as in QuantizeRows
 };
 
 // Y = A W2^T + b2, or a block of the columns of Y: W2 then has only the rows of that block.
@@ -136,6 +170,7 @@ struct DownProjection {
   Tuning tuning = {};
   Adapter adapter = {};  // P2, scale_2 B2 or a block of its rows
   WeightCodes codes = {};
+  Fp8Rows A_codes = {};  // the fp8 recipe: (capacity, n), read instead of A
 };
 
 // out_t = addend_t + sum over the token's pairs of [s *] row, float32, in pair order. Grouped:

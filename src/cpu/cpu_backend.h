@@ -20,6 +20,7 @@ void input_gradient(const InputGradient& step);
 void weight_gradient_1(const WeightGradient1& step);
 void bias_gradient(const BiasGradient& step);
 void dequantize(const Dequantize& step);
+void quantize_rows(const QuantizeRows& step);
 void lora_projection(const LoraProjection& step);
 void lora_gradient(const LoraGradient& step);
 size_t lora_gradient_scratch_bytes(const tilemoe_experts& experts, const ScratchSizes& sizes);

@@ -60,4 +60,8 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   });
 }
 
+void quantize_rows(const QuantizeRows& step) {
+  quantize_fp8(step.arguments());
+}
+
 }  // namespace tilemoe::cpu

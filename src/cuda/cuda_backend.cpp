@@ -114,6 +114,17 @@ void check_supported(const tilemoe_experts& experts) {
   check_dtype(experts);
 }
 
+KernelPlan plan(const PlanRequest& request) {
+  if (request.fp8) {
+    const DeviceInfo& device = current_device();
+    TILEMOE_CHECK_SUPPORTED(arch_of(device) == ArchName::kSm90,
+                            "the fp8 recipe needs the arch sm90, for its FP8 wgmma; this GPU of "
+                            "compute capability "
+                                << device.capability() << " has " << describe_arch_of(device));
+  }
+  return plan_for(request);
+}
+
 KernelPlan plan_without_device(const tilemoe_experts& experts, int sms, const char* arch) {
   check_dtype(experts);
   struct Sized {
@@ -138,6 +149,10 @@ void router_logits(const tilemoe_router_logits_args& args) {
   cuda::router_logits(args, has_wgmma);
 }
 
+void quantize_rows(const QuantizeRows& step) {
+  quantize_fp8(step.arguments());
+}
+
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }
@@ -157,7 +172,7 @@ constexpr Backend kBackend = {
     .description = description,
     .check_supported = check_supported,
     .check_limits = check_call_limits,
-    .plan = plan_for,
+    .plan = plan,
     .reads_codes = codes_read,
     .plan_without_device = plan_without_device,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},

@@ -76,8 +76,10 @@ Kernel choose(const Step& step) {
     const auto found = std::find(tiles.begin(), tiles.end(), *requested);
     if (found != tiles.end()) return &*found;
   }
+  ProjectionSize size = size_of(step);
+  if (is_fp8(key.variant.recipe)) size.sum /= 2;  // the same bytes and MMAs, in 16 bits
   const int sms = device_of(step.tuning.plan).sms;
-  return &choose_tile(size_of(step), offered(tiles, key.arch), model_of(key.arch, sms));
+  return &choose_tile(size, offered(tiles, key.arch), model_of(key.arch, sms));
 }
 
 // The planned kernel of the step's columns, unless the step requests a tile: the last block of
@@ -102,12 +104,12 @@ Kernel planned_or_chosen(const Step& step, ProjectionPlan ExpertsPlan::*planned)
 KernelKey key_of(const UpProjection& step) {
   const tilemoe_experts& experts = *step.experts;
   const tilemoe_tensor& W1 = step.weights.W1;
-  Variant general{.recipe = recipe_of(experts),
+  Variant general{.recipe = recipe_of(experts, step.A_codes.given()),
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
                   .interleaved_columns = has_interleaved_columns(experts, W1),
                   .adapter = present(step.adapter.rows),
-                  .codes = step.codes.given()};
+                  .codes = step.codes.given() || step.A_codes.given()};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
   special.gathers = step.rows.token != nullptr || general.adapter;
@@ -118,10 +120,10 @@ KernelKey key_of(const UpProjection& step) {
 KernelKey key_of(const DownProjection& step) {
   return {GemmName::kDownProjection,
           arch_of(step.tuning.plan),
-          {.recipe = recipe_of(*step.experts),
+          {.recipe = recipe_of(*step.experts, step.A_codes.given()),
            .weights = major_of(step.W2),
            .adapter = present(step.adapter.rows),
-           .codes = step.codes.given()}};
+           .codes = step.codes.given() || step.A_codes.given()}};
 }
 
 KernelKey key_of(const ActivationGradient& step) {
@@ -145,13 +147,13 @@ KernelKey key_of(const InputGradient& step) {
            .adapter = present(step.adapter.rows)}};
 }
 
-// A plan has the kernels that read values; those that read codes have one tile.
+// A plan has the kernels of the call's recipe; those that read codes for 16-bit MMAs have one tile.
 Kernel kernel_of(const UpProjection& step) {
-  if (step.codes.given()) return choose(step);
+  if (step.codes.given() && !step.A_codes.given()) return choose(step);
   return planned_or_chosen(step, &ExpertsPlan::up_projection);
 }
 Kernel kernel_of(const DownProjection& step) {
-  if (step.codes.given()) return choose(step);
+  if (step.codes.given() && !step.A_codes.given()) return choose(step);
   return planned_or_chosen(step, &ExpertsPlan::down_projection);
 }
 Kernel kernel_of(const ActivationGradient& step) {
@@ -221,7 +223,7 @@ struct PlanKey {
   tilemoe_activation activation;
   tilemoe_gate_layout gate_layout;
   Major W1, W2;
-  bool plain_swiglu, gathers;
+  bool plain_swiglu, gathers, fp8;
   bool operator==(const PlanKey&) const = default;
 
   size_t hash() const {
@@ -253,7 +255,8 @@ PlanKey key_of(const PlanRequest& request, const DeviceInfo& device) {
           .W1 = major_of(request.weights.W1),
           .W2 = major_of(request.weights.W2),
           .plain_swiglu = is_plain_swiglu(experts),
-          .gathers = request.rows.token != nullptr};
+          .gathers = request.rows.token != nullptr,
+          .fp8 = request.fp8};
 }
 
 // The kernels of steps of the request's sizes and layouts.
@@ -275,19 +278,21 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
     if (rank > 0) adapter.rows.ndim = 2;
     return adapter;
   };
+  static uint8_t any_code;
+  const Fp8Rows codes{.codes = request.fp8 ? &any_code : nullptr};
   const auto planned = [](const auto& step) {
     return ProjectionPlan{choose(step), size_of(step).columns};
   };
 
   auto up = step_of(UpProjection{});
   up.weights = weights;
-  up.adapter = adapter_of(request.experts.rank_1);
+  up.adapter = adapter_of(request.experts.rank_1), up.A_codes = codes;
   plan.up_projection = planned(up);
 
   auto down = step_of(DownProjection{});
   down.W2 = request.weights.W2;
   down.Y.shape[1] = request.Y_columns;
-  down.adapter = adapter_of(request.experts.rank_2);
+  down.adapter = adapter_of(request.experts.rank_2), down.A_codes = codes;
   plan.down_projection = planned(down);
 
   auto activation = step_of(ActivationGradient{});

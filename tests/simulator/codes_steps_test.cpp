@@ -264,7 +264,7 @@ TEST(CodesKernels, HaveTheBitsOfValues) {
   int rows = 0;
   for (const cuda::instances::Row& row : cuda::instances::kRows) {
     const cuda::Variant& variant = row.key.variant;
-    if (!variant.codes) continue;
+    if (!variant.codes || is_fp8(variant.recipe)) continue;
     SCOPED_TRACE("row " + std::to_string(++rows));
     Problem problem(
         {.format = Format::kNf4Double,

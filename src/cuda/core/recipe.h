@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <type_traits>
 
@@ -52,6 +53,18 @@ struct SixteenBit {
     using dW = Element;       // weight gradients (or float32)
   };
 };
+// The fp8 recipe: operands of e4m3 with block scales (core/fp8.h).
+template <class Sixteen>
+struct E4m3Blocks {
+  using A = __nv_fp8_e4m3;
+  using B = __nv_fp8_e4m3;
+  static constexpr int kMmaK = 32;
+  struct Out {
+    using H = Sixteen;
+    using A = __nv_fp8_e4m3;
+    using Y = Sixteen;
+  };
+};
 using BF16 = SixteenBit<__nv_bfloat16>;
 using F16 = SixteenBit<__half>;
 
@@ -64,6 +77,14 @@ struct RecipeOf<RecipeName::kBF16> {
 template <>
 struct RecipeOf<RecipeName::kF16> {
   using type = F16;
+};
+template <>
+struct RecipeOf<RecipeName::kFp8BF16> {
+  using type = E4m3Blocks<__nv_bfloat16>;
+};
+template <>
+struct RecipeOf<RecipeName::kFp8F16> {
+  using type = E4m3Blocks<__half>;
 };
 
 // Whether an epilogue that stores outputs of these types can use one store for all of them.

@@ -40,13 +40,18 @@ using Kernel = const TileConfiguration*;
 
 // ---- the recipes by name, for the host; core/recipe.h defines each
 
-enum class RecipeName { kBF16, kF16 };
+enum class RecipeName { kBF16, kF16, kFp8BF16, kFp8F16 };
 
-// The recipe of the experts. Throws Error(kUnsupported) if there is no kernel for their dtype.
-inline RecipeName recipe_of(const tilemoe_experts& experts) {
+constexpr bool is_fp8(RecipeName recipe) {
+  return recipe == RecipeName::kFp8BF16 || recipe == RecipeName::kFp8F16;
+}
+
+// The recipe of the experts, with outputs of their dtype. Throws Error(kUnsupported) if there is no
+// kernel for it.
+inline RecipeName recipe_of(const tilemoe_experts& experts, bool fp8 = false) {
   switch (experts.dtype) {
-    case TILEMOE_BFLOAT16: return RecipeName::kBF16;
-    case TILEMOE_FLOAT16: return RecipeName::kF16;
+    case TILEMOE_BFLOAT16: return fp8 ? RecipeName::kFp8BF16 : RecipeName::kBF16;
+    case TILEMOE_FLOAT16: return fp8 ? RecipeName::kFp8F16 : RecipeName::kF16;
     default: break;
   }
   TILEMOE_CHECK_SUPPORTED(false, "GEMMs of " << tilemoe_dtype_name(experts.dtype)

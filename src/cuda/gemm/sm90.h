@@ -8,7 +8,7 @@
 //              while the other runs its epilogue.
 //
 // Every role walks the same tile order on its own. In the steady state the ring is full, a stage is
-// refilled as soon as its readers have released it, also across tiles, and one group of MMAs is in
+// refilled as soon as its readers have released it, also across tiles, and a group of MMAs is in
 // flight while the next stage is waited for:
 //
 //   producer   | load 4        | load 5        | load 6 ...
@@ -21,8 +21,7 @@
 //   ping-pong  all threads of the other consumer                             consumer
 //
 // An epilogue may defer its stores: it keeps the finished tile in registers and stores it during
-// the MMAs of the next tile. It may also read an operand of its own through the ring, after a
-// tile's k blocks.
+// the MMAs of the next tile. It may also read its own operand through the ring, after a tile's.
 //
 // Parts: LoadA, LoadB (load/stage.h), Epilogue (sm90_epilogue.h), Order (schedule/tile.h).
 #pragma once
@@ -199,7 +198,7 @@ struct GroupedGemm {
   using Ring = sm90::Ring<kStages, Stage::kFullArrivals, kReadingWarps, Shape::kCluster>;
   using Blocks = EpilogueBlocks<Ring, Stage::kBytes>;
   using TiledMma = Mma<Shape, typename LoadA::Operand, typename LoadB::Operand>;
-  using Accumulate = InPlace;
+  using Accumulate = typename AccumulateOf<LoadA, LoadB>::type;
   static constexpr int kEpilogueAt = kStages * Stage::kBytes;
   static constexpr int kBarriersAt = kEpilogueAt + kEpilogueBytes;
   static constexpr int kSharedBytesUsed = kBarriersAt + Ring::kBarrierBytes;
@@ -331,7 +330,7 @@ template <class Gemm, class DuringMma, class DuringLastMma>
 __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
                                          const typename Gemm::Ring& ring,
                                          typename Gemm::Ring::Position& at, uint32_t shared,
-                                         int32_t first_row, int32_t k_blocks,
+                                         int32_t first_row, const Tile& tile,
                                          const typename Gemm::Params& params,
                                          const DuringMma& during_mma,
                                          const DuringLastMma& during_last_mma) {
@@ -339,7 +338,8 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
   using Accumulate = typename Gemm::Accumulate;
   using Stage = typename Gemm::Stage;
   const TiledMma mma(shared, first_row);
-  const int32_t last_steps = load::last_steps<Gemm>(params);
+  Accumulate accumulate(D, params, tile, shared, first_row);
+  const int32_t k_blocks = tile.k_blocks, last_steps = load::last_steps<Gemm>(params);
   int32_t previous = 0;
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
     ring.wait_full(at);
@@ -347,17 +347,17 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
     // the async proxy, which wgmma reads through.
     if constexpr (Stage::kThreadsCopy) ptx::fence_proxy_async();
     const int32_t steps = k_block + 1 == k_blocks ? last_steps : TiledMma::kSteps;
-    Accumulate::add(D, mma, at.stage * Stage::kBytes, k_block, steps);
+    accumulate.add(D, mma, at.stage * Stage::kBytes, k_block, steps);
     if (k_block >= Accumulate::kLag) {
       Accumulate::template wait_for_previous<TiledMma>();
-      ring.release(previous);
+      ring.release(Accumulate::kLag > 0 ? previous : at.stage);
     }
     during_mma(k_block);
     previous = at.stage;
   }
   during_last_mma();
   Accumulate::template finish<TiledMma>(D);
-  ring.release(previous);
+  if constexpr (Accumulate::kLag > 0) ring.release(previous);
 }
 
 template <class Gemm>
@@ -389,7 +389,7 @@ __device__ __forceinline__ void consume_ping_pong(const typename Gemm::Params& p
     if constexpr (BeginsEarly<typename Gemm::Epilogue>) epilogue.begin(tile, tile.row_begin);
     ptx::barrier_sync(own_barrier, kBoth);
     multiply<Gemm>(
-        D, ring, at, shared, 0, tile.k_blocks, params, [](int32_t) {},
+        D, ring, at, shared, 0, tile, params, [](int32_t) {},
         [&] { ptx::barrier_arrive(other_barrier, kBoth); });
     store_at_once(epilogue, D, tile, tile.row_begin);
     more = next_tile(tile);
@@ -434,7 +434,7 @@ __device__ __forceinline__ void consume_cooperative(const typename Gemm::Params&
     if constexpr (BeginsEarly<Epilogue>) epilogue.begin(tile, tile.row_begin + first_row);
     Tile next;
     multiply<Gemm>(
-        D, ring, at, shared, first_row, tile.k_blocks, params,
+        D, ring, at, shared, first_row, tile, params,
         [&](int32_t k_block) {
           if (k_block == 0) release_block();
           if constexpr (kDeferred) epilogue.store_deferred(k_block);

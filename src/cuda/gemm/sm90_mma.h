@@ -5,6 +5,7 @@
 
 #include "cuda/core/fragment.h"
 #include "cuda/gemm/load/stage.h"
+#include "cuda/gemm/schedule/tile.h"
 #include "cuda/ptx/warp.h"
 #include "cuda/ptx/wgmma.h"
 
@@ -64,6 +65,18 @@ class Mma {
     }
   }
 
+  // S = A B^T of the stage's columns [128 kPart, 128 kPart + 128), as one group (e4m3).
+  template <int kPart>
+  __device__ __forceinline__ void multiply_part(float (&S)[64], uint32_t stage) const {
+    for (float& number : S) ptx::pin(number);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      ptx::wgmma_e4m3(S, advance(a_, stage + step * kStepA),
+                      advance(b_, stage + kPart * 128 * B::kRowBytes + step * kStepB), step != 0);
+    ptx::wgmma_commit();
+  }
+
   // Waits until at most kPending groups are in flight.
   template <int kPending>
   __device__ static void wait() {
@@ -102,10 +115,14 @@ class Mma {
   uint64_t a_, b_;
 };
 
-// How the MMAs of a k block enter the accumulators: wgmma adds to D. (A policy that promotes
-// partial sums, as FP8 needs, would have its own add() and finish().)
+// How the MMAs of a k block enter the accumulators of a tile: wgmma adds to D. (sm90_fp8.h has a
+// policy that promotes partial sums.)
 struct InPlace {
   static constexpr int kLag = 1;  // a stage is released this many k blocks later
+
+  template <class D, class Params>
+  __device__ InPlace(const D& /*accumulators*/, const Params& /*params*/, const Tile& /*tile*/,
+                     uint32_t /*shared*/, int32_t /*first_row*/) {}
 
   template <class Mma, class D>
   __device__ __forceinline__ static void add(D& accumulators, const Mma& mma, uint32_t stage,
@@ -121,6 +138,12 @@ struct InPlace {
   __device__ __forceinline__ static void finish(D& accumulators) {
     Mma::finish(accumulators);
   }
+};
+
+// The policy of a GEMM with these operands.
+template <class LoadA, class LoadB>
+struct AccumulateOf {
+  using type = InPlace;
 };
 
 }  // namespace tilemoe::cuda::sm90

@@ -83,6 +83,17 @@ requires(kVariant.codes) struct ForwardWeights<Arch, kVariant, Shape, kParts> {
   using type = typename Arch::template Codes<Shape, kParts>;
 };
 
+// Operand A of a projection of forward: rows of values, or of codes in the fp8 recipe.
+template <class Load>
+typename Load::Params rows_params(const Rows& rows, const tilemoe_tensor& values,
+                                  const Fp8Rows& codes, int64_t count, int64_t columns,
+                                  const int32_t* token) {
+  if constexpr (requires { typename Load::Codes; })
+    return Load::params(codes, count, columns, token);
+  else
+    return Load::params(values, rows);
+}
+
 // H = X W1^T + b1, A = act(H): gathers X while it loads, and finishes A before it stores.
 
 // With interleaved gate/up columns in W1, the GEMM has 2n columns like any other, and its epilogue
@@ -103,9 +114,15 @@ void run(const UpProjection& step) {
     of_W1 = W1::params(step.codes, experts, up_code_rows(experts), experts.d);
   else
     of_W1 = W1::params(weights.part);
+  typename Epilogue::Params outputs;
+  if constexpr (is_fp8(kVariant.recipe))
+    outputs = Epilogue::params(step, biases);
+  else
+    outputs = Epilogue::params(step.H, step.A, biases, experts);
   Projection<Arch, kVariant, Shape, X, W1, Epilogue, Epilogue::kParts>::run(
-      step, X::params(step.X, step.rows), of_W1, Epilogue::params(step.H, step.A, biases, experts),
-      weights.columns, k_blocks<Shape>(experts.d));
+      step,
+      rows_params<X>(step.rows, step.X, step.X_codes, step.X.shape[0], experts.d, step.rows.token),
+      of_W1, outputs, weights.columns, k_blocks<Shape>(experts.d));
 }
 
 // Y = A W2^T + b2.
@@ -122,8 +139,9 @@ void run(const DownProjection& step) {
   else
     of_W2 = W2::params(&step.W2);
   Projection<Arch, kVariant, Shape, A, W2, Epilogue>::run(
-      step, A::params(step.A, step.rows), of_W2, Epilogue::params(step.Y, step.b2), step.Y.shape[1],
-      k_blocks<Shape>(step.experts->n));
+      step,
+      rows_params<A>(step.rows, step.A, step.A_codes, step.rows.capacity, step.experts->n, nullptr),
+      of_W2, Epilogue::params(step.Y, step.b2), step.Y.shape[1], k_blocks<Shape>(step.experts->n));
 }
 
 // dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds.

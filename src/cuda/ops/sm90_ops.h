@@ -8,6 +8,7 @@
 #include "cuda/core/recipe.h"
 #include "cuda/gemm/epilogue/sm90_activation.h"
 #include "cuda/gemm/epilogue/sm90_activation_gradient.h"
+#include "cuda/gemm/epilogue/sm90_quantize.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/epilogue/sm90_weight_gradient.h"
 #include "cuda/gemm/epilogue/store_threads.h"
@@ -18,6 +19,7 @@
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
+#include "cuda/gemm/sm90_fp8.h"
 #include "cuda/gemm/split_k.h"
 #include "cuda/ops/table.h"
 
@@ -37,6 +39,10 @@ using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 // How rows are stored, except those of the activation gradient, which are in shared memory already.
 template <class Shape, class Element>
 using RowStore = RaggedStore<Shape, Element>;
+
+// The fp8 recipe.
+template <class Shape>
+concept Fp8Shape = sizeof(typename Shape::Element) == 1;
 
 template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
@@ -59,6 +65,39 @@ struct ActivationOf<Shape, Activations::kGated, true> {
       InterleavedActivationEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 
+// One slot of stores per warp: with two, and the scales of gathered rows, the ring would have a stage
+// less.
+template <class Shape, Activations kSet>
+using QuantizingOf =
+    QuantizingEpilogue<Shape, kSet, RaggedStore<Shape, typename Shape::Recipe::Out::H, 1>>;
+template <Fp8Shape Shape>
+struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = QuantizingOf<Shape, Activations::kSwiGLU>;
+};
+template <Fp8Shape Shape>
+struct ActivationOf<Shape, Activations::kGated, false> {
+  using type = QuantizingOf<Shape, Activations::kGated>;
+};
+
+template <class Shape, class Element>
+struct StoreOf {
+  using type = StoreEpilogue<Shape, RowStore<Shape, Element>>;
+};
+template <Fp8Shape Shape, class Element>
+struct StoreOf<Shape, Element> {
+  using type = StoreAtOnceEpilogue<Shape, RowStore<Shape, Element>>;
+};
+
+template <class Shape, bool kGathers>
+struct RowsOf {
+  using type = std::conditional_t<kGathers, load::GatheredRows<Shape>, load::DenseRows<Shape>>;
+};
+template <Fp8Shape Shape, bool kGathers>
+struct RowsOf<Shape, kGathers> {
+  using type =
+      std::conditional_t<kGathers, load::ScaledRows<Shape>, load::ScaledRowsInOrder<Shape>>;
+};
+
 }  // namespace sm90
 
 struct Sm90 {
@@ -69,7 +108,7 @@ struct Sm90 {
 
   // ---- operand A: rows by expert, or summed over
   template <class Shape, bool kGathers>
-  using Rows = std::conditional_t<kGathers, load::GatheredRows<Shape>, load::DenseRows<Shape>>;
+  using Rows = typename sm90::RowsOf<Shape, kGathers>::type;
   template <class Shape>
   using PartRows = load::DensePartRows<Shape>;
   template <class Shape>
@@ -78,6 +117,8 @@ struct Sm90 {
   // ---- operand B
   template <class Shape, Major kMajor, int kParts>
   using Weights = load::Weights<Shape, kMajor, kParts>;
+  template <class Shape, int kParts>
+  using Codes = load::ScaledWeights<Shape, kParts>;
   template <class Shape, Major kMajor>
   using WeightsByParts = load::WeightsByParts<Shape, kMajor>;
   template <class Shape>
@@ -94,7 +135,7 @@ struct Sm90 {
   template <class Shape, Activations kSet, bool kInterleavedColumns>
   using Activation = typename sm90::ActivationOf<Shape, kSet, kInterleavedColumns>::type;
   template <class Shape, class Element>
-  using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape, Element>>;
+  using Store = typename sm90::StoreOf<Shape, Element>::type;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

@@ -15,6 +15,12 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* source,
                : "memory");
 }
 
+// 4 bytes, kept in L1: neighbouring k blocks read the same sector.
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* source, uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(source), "r"(bytes)
+               : "memory");
+}
+
 // One of the barrier's expected arrivals, made when all copies that this thread has started so far
 // have landed.
 __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {

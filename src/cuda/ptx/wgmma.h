@@ -7,6 +7,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -91,6 +92,21 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b
                   "%128", "%129", "%130", "%131", "%132", TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32),
                   TILEMOE_OUT32(d, 64), TILEMOE_OUT32(d, 96));
   }
+}
+
+// D (64, 128) += A (64, 32) B (128, 32)^T of e4m3, both K-major: one MMA of 32 steps of the sum.
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b,
+                                           int32_t accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" TILEMOE_REGISTERS_0
+      ", " TILEMOE_REGISTERS_32
+      "}, %64, %65, p, 1, 1;\n"
+      "}"
+      : TILEMOE_OUT32(d, 0), TILEMOE_OUT32(d, 32)
+      : "l"(a), "l"(b), "r"(accumulate));
 }
 
 #undef TILEMOE_WGMMA_OF

@@ -8,6 +8,9 @@ namespace tilemoe::cuda::ptx {
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* source, uint32_t bytes) {
   simulator::copy_async(shared, source, bytes);
 }
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* source, uint32_t bytes) {
+  simulator::copy_async_4(shared, source, bytes);
+}
 __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
   simulator::arrive_copies(barrier);
 }

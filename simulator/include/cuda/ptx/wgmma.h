@@ -30,6 +30,11 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b
                             kBMajor == Major::kMN);
 }
 
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[64], uint64_t a, uint64_t b,
+                                           int32_t accumulate) {
+  simulator::multiply_wgmma_e4m3(128, d, a, b, accumulate != 0);
+}
+
 // The simulator has no limit on registers.
 
 template <int kRegisters>

@@ -54,13 +54,14 @@ struct RaggedOutput {
 // Stores a warp's rows through the warp's own slots of shared memory, a batch of slices of columns
 // at a time: stmatrix writes registers to the slots, TMA stores the slots. No warp waits for
 // another warp. A fence waits for all stores to shared memory, so each batch has one fence.
-template <class Shape, class Element_>
+template <class Shape, class Element_, int kMaxSlots = 3>
 class RaggedStore {
  public:
   using Element = Element_;
   static constexpr int kSlice = kStoreColumns;
   static constexpr int kSlices = Shape::BLOCK_N / kSlice;
-  static constexpr int kSlots = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;  // of a batch
+  static constexpr int kAtOnce = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;
+  static constexpr int kSlots = kAtOnce < kMaxSlots ? kAtOnce : kMaxSlots;  // of a batch
   static constexpr int kBatchColumns = kSlots * kSlice;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;

@@ -1,0 +1,157 @@
+// Epilogues of the fp8 recipe on Hopper: A as codes with scales, and plain stores. The promotion's
+// registers leave none for deferred stores.
+#pragma once
+
+#include <cstdint>
+
+#include "core/fp8.h"
+#include "cuda/core/fragment.h"
+#include "cuda/gemm/epilogue/activation.h"
+#include "cuda/gemm/epilogue/activations.h"
+#include "cuda/gemm/epilogue/store_threads.h"
+#include "cuda/gemm/schedule/tile.h"
+#include "cuda/gemm/sm90.h"
+#include "cuda/ptx/convert.h"
+
+namespace tilemoe::cuda::sm90 {
+
+// H = D + bias in 16 bits, stored if the caller requests it, and A = act(H) as codes. A tile's
+// columns are gate and up of 128 columns of A, which have one scale per row.
+template <class Shape, Activations kActivations, FragmentStore Rows>
+class QuantizingEpilogue {
+ public:
+  static constexpr int kParts = 2;
+  static constexpr int kColumns = kFp8Tile;  // of A
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
+  static_assert(Shape::kFragments == 1 && Shape::BLOCK_N == kParts * kColumns);
+
+  struct Params {
+    typename Rows::Output H;  // (capacity, 2, n); optional
+    uint8_t* codes;           // of A, (capacity, n)
+    float* scales;            // (capacity, scale_stride)
+    int32_t n, scale_stride;
+    Bias bias[kParts];
+    ActivationParams activation;
+    float largest;
+    bool power_of_two;
+  };
+
+  static Params params(const UpProjection& step, const UpParts& biases) {
+    const tilemoe_experts& experts = *step.experts;
+    return {.H = Rows::output(step.H, kParts, experts.n),
+            .codes = step.A_codes.codes,
+            .scales = step.A_codes.scales,
+            .n = static_cast<int32_t>(experts.n),
+            .scale_stride = static_cast<int32_t>(blocks_of(experts.n, kFp8Tile)),
+            .bias = {bias_of(biases.part[0]), bias_of(biases.part[1])},
+            .activation = activation_params(experts),
+            .largest = largest_of(experts.dtype),
+            .power_of_two = !step.float_scales};
+  }
+
+  __device__ QuantizingEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params), rows_(shared, thread) {}
+
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
+                                        int32_t row) const {
+    using Element = typename Rows::Element;
+    if (row >= tile.row_end) return;
+    const int32_t column = tile.n_block * kColumns;
+    add_bias<Element, 0, kColumns>(params_.bias[0], tile.expert, column, D);
+    add_bias<Element, kUp, kColumns>(params_.bias[1], tile.expert, column, D);
+    if (params_.H.columns != 0) {
+      store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 0, column,
+                                     [&](int m, int i) { return D[m][i]; });
+      store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 1, column,
+                                     [&](int m, int i) { return D[m][kUp + i]; });
+    }
+    activate<kActivations>(params_.activation, D);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      store_row(D, half, row + Shape::fragment_row(0) + fragment::row(half), tile.row_end, column);
+  }
+  __device__ void finish() const {
+    rows_.finish();
+  }
+
+ private:
+  static constexpr int kUp = kColumns / 2;  // the first accumulator of the up part
+
+  // Codes and scale of one row, whose four lanes have 128 columns.
+  __device__ __forceinline__ void store_row(const Accumulators<Shape>& D, int half, int32_t row,
+                                            int32_t row_end, int32_t column) const {
+    constexpr uint32_t kAllLanes = 0xffffffff;
+    float amax = 0.f;
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) amax = fmaxf(amax, fabsf(D[0][4 * j + 2 * half + i]));
+    amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, 1));
+    amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, 2));
+    const float factor = fp8_factor(amax, params_.largest, params_.power_of_two);
+    const int32_t lane = fragment::lane() % 4;
+    const bool stores = row < row_end;
+    if (stores && lane == 0)
+      params_.scales[int64_t{row} * params_.scale_stride + column / kColumns] = 1.f / factor;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      // A word is the lane's codes of 16 columns: two of the first eight, two of the others.
+      uint32_t word[4];
+#pragma unroll
+      for (int g = 0; g < 4; ++g) {
+        const float* const low = &D[0][4 * (8 * part + 2 * g) + 2 * half];
+        const float* const high = low + 4;
+        word[g] = ptx::float_to_e4m3(low[0] * factor, low[1] * factor) |
+                  static_cast<uint32_t>(ptx::float_to_e4m3(high[0] * factor, high[1] * factor))
+                      << 16;
+      }
+      const uint4 group = words_of_group(word, lane);
+      const uint4 codes = {
+          __byte_perm(group.x, group.y, 0x5410), __byte_perm(group.z, group.w, 0x5410),
+          __byte_perm(group.x, group.y, 0x7632), __byte_perm(group.z, group.w, 0x7632)};
+      const int32_t to = column + kColumns / 2 * part + 16 * lane;
+      if (stores && to < params_.n)
+        *reinterpret_cast<uint4*>(params_.codes + int64_t{row} * params_.n + to) = codes;
+    }
+  }
+
+  const Params& params_;
+  Rows rows_;
+};
+
+// D + bias, rounded.
+template <class Shape, FragmentStore Rows>
+class StoreAtOnceEpilogue {
+ public:
+  static constexpr int kColumns = Shape::BLOCK_N;
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
+
+  struct Params {
+    typename Rows::Output D;  // (capacity, 1, columns)
+    Bias bias;
+  };
+
+  // `bias`: (E, columns), may be absent.
+  static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
+    return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
+  }
+
+  __device__ StoreAtOnceEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params), rows_(shared, thread) {}
+
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
+                                        int32_t row) const {
+    if (row >= tile.row_end) return;
+    const int32_t column = tile.n_block * kColumns;
+    add_bias<typename Rows::Element, 0, kColumns>(params_.bias, tile.expert, column, D);
+    store_columns<Shape, kColumns>(rows_, params_.D, row, tile.row_end, 0, column,
+                                   [&](int m, int i) { return D[m][i]; });
+  }
+  __device__ void finish() const { rows_.finish(); }
+
+ private:
+  const Params& params_;
+  Rows rows_;
+};
+
+}  // namespace tilemoe::cuda::sm90
