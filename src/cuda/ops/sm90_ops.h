@@ -38,6 +38,22 @@ using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 template <class Shape, class Element>
 using RowStore = RaggedStore<Shape, Element>;
 
+// Wide ping-pong tiles store nothing deferred, and through few slots, so that the ring has five
+// stages: a consumer has the time of the other one's MMAs to store.
+template <class Shape>
+concept HidesStores = Shape::kSchedule == Schedule::kPingPong&& Shape::BLOCK_N == 192;
+template <class Shape, class Element>
+using NarrowRowStore = RaggedStore<Shape, Element, kNarrowStoreColumns>;
+
+template <class Shape, class Element>
+struct StoreOf {
+  using type = StoreEpilogue<Shape, RowStore<Shape, Element>>;
+};
+template <HidesStores Shape, class Element>
+struct StoreOf<Shape, Element> {
+  using type = PromptStoreEpilogue<Shape, NarrowRowStore<Shape, Element>>;
+};
+
 template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
   using type = ActivationEpilogue<Shape, kSet, RowStore<Shape, typename Shape::Recipe::Out::H>>;
@@ -52,6 +68,11 @@ template <class Shape>
 requires(Shape::kSmallM) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
                                   StoreByThreads<Shape, typename Shape::Recipe::Out::H>>;
+};
+template <HidesStores Shape>
+struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
+                                  NarrowRowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {
@@ -94,7 +115,7 @@ struct Sm90 {
   template <class Shape, Activations kSet, bool kInterleavedColumns>
   using Activation = typename sm90::ActivationOf<Shape, kSet, kInterleavedColumns>::type;
   template <class Shape, class Element>
-  using Store = sm90::StoreEpilogue<Shape, sm90::RowStore<Shape, Element>>;
+  using Store = typename sm90::StoreOf<Shape, Element>::type;
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "cuda/core/variant.h"
 
 namespace tilemoe::cuda {
+
+inline constexpr double kNotMeasured = std::numeric_limits<double>::infinity();
 
 // Rates are of one SM; the rest is fitted to measured times.
 struct DeviceModel {
@@ -16,6 +19,9 @@ struct DeviceModel {
   double memory_bytes;   // a cycle
   // Cycles that a tile takes in addition to its MMAs, loads and epilogue.
   double tile_overhead, ping_pong_overhead;
+  // Cycles of a ping-pong tile of 192 columns, whose stores are hidden, over those of its MMAs or
+  // loads; infinite: not measured, and never chosen. To fit it: see predicted_cycles().
+  double ping_pong_192;
   // Cycles that the CTAs of a cluster wait for each other, with and without gathered rows.
   double gather_wait, cluster_wait;
   // Part of the operands that is read from memory once more if no CTA shares its loads of B.
@@ -34,6 +40,7 @@ constexpr DeviceModel hopper_model(int sms) {
           .memory_bytes = 12,
           .tile_overhead = 300,
           .ping_pong_overhead = 450,
+          .ping_pong_192 = kNotMeasured,
           .gather_wait = 2600,
           .cluster_wait = 300,
           .reread_cost = 0.2,
@@ -51,6 +58,7 @@ constexpr DeviceModel blackwell_model(int sms) {
           .memory_bytes = 29,
           .tile_overhead = 300,
           .ping_pong_overhead = 0,
+          .ping_pong_192 = kNotMeasured,
           .gather_wait = 0,
           .cluster_wait = 0,
           .reread_cost = 0.2,
@@ -66,6 +74,7 @@ constexpr DeviceModel mma_sync_model(int sms) {
           .memory_bytes = 12,
           .tile_overhead = 2500,
           .ping_pong_overhead = 0,
+          .ping_pong_192 = kNotMeasured,
           .gather_wait = 0,
           .cluster_wait = 0,
           .reread_cost = 0.2,
@@ -85,6 +94,15 @@ struct ProjectionSize {
   double epilogue_a_column;  // cycles of a consumer for 64 rows of one column
   bool gathers = false;      // rows of A come by threads' copies
 };
+
+// The model's score: cycles of the whole GEMM, infinite for a tile that is not offered.
+//
+// To fit DeviceModel::ping_pong_192 to measured times, set it to 1 and predict both the ping-pong
+// tile and the best cooperative one of each layer. The constant is the median over layers of
+//   (measured ping-pong / measured cooperative) * (predicted cooperative / predicted ping-pong).
+// If the quotient grows as sums get shorter, raise ping_pong_overhead first: cycles of a tile.
+double predicted_cycles(const ProjectionSize& size, const TileConfiguration& tile,
+                        const DeviceModel& device);
 
 // An element of `from`, which is not empty.
 const TileConfiguration& choose_tile(const ProjectionSize& size,
