@@ -183,6 +183,28 @@ inline std::vector<StepCase> step_cases(Passes pass) {
                        kReGLU,
                        3,
                        wide ? cuda::kCluster256 : cuda::kCluster192});
+  all.push_back({"whole192",
+                 kBackward,
+                 {300, 1, 0, 640, 129},
+                 37,
+                 1032,
+                 136,
+                 60,
+                 0,
+                 kReGLU,
+                 3,
+                 cuda::kWhole192});
+  all.push_back({"whole192_long_added",
+                 kBackward,
+                 {70, 1301, 0, 2000},
+                 37,
+                 328,
+                 136,
+                 9,
+                 kAccumulate,
+                 kReGLU,
+                 -1,
+                 cuda::kWhole192});
   for (tilemoe_activation activation : kActivations) {
     const std::string name = tilemoe_activation_name(activation);
     const uint32_t half = kUnitScale | kFloat16;

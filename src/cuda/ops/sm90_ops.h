@@ -10,6 +10,7 @@
 #include "cuda/gemm/epilogue/sm90_activation_gradient.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/epilogue/sm90_weight_gradient.h"
+#include "cuda/gemm/epilogue/sm90_whole_gradient.h"
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/launch_gemm.h"
 #include "cuda/gemm/load/chained.h"
@@ -30,6 +31,13 @@ template <class Shape>
 struct HalvesOfReferenceTilesOf {
   static_assert(Shape::BLOCK_M == ReferenceTiles::kRows && Shape::kCluster == 2);
   using type = ExpertTiles<Shape::BLOCK_K>;
+};
+// A CTA has a whole one.
+template <class Shape>
+concept WholeReferenceTile = Shape::BLOCK_M == 2 * ReferenceTiles::kRows&& Shape::kCluster == 1;
+template <WholeReferenceTile Shape>
+struct HalvesOfReferenceTilesOf<Shape> {
+  using type = ExpertTiles<Shape::BLOCK_K, 1>;
 };
 template <class Shape>
 using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
@@ -52,6 +60,15 @@ struct StoreOf {
 template <HidesStores Shape, class Element>
 struct StoreOf<Shape, Element> {
   using type = PromptStoreEpilogue<Shape, NarrowRowStore<Shape, Element>>;
+};
+
+template <class Shape, class Out, OutputMajor kMajor>
+struct WeightGradientOf {
+  using type = WeightGradientEpilogue<Shape, Out, kMajor>;
+};
+template <WholeReferenceTile Shape, class Out, OutputMajor kMajor>
+struct WeightGradientOf<Shape, Out, kMajor> {
+  using type = WholeGradientEpilogue<Shape, Out, kMajor>;
 };
 
 template <class Shape, Activations kSet, bool kInterleavedColumns>
@@ -119,7 +136,7 @@ struct Sm90 {
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>
-  using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
+  using WeightGradient = typename sm90::WeightGradientOf<Shape, Out, kMajor>::type;
 
   // ---- the GEMM of these parts, in a tile order
   template <class Shape>
@@ -136,7 +153,13 @@ struct Sm90 {
   // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
-    launch_reduce_splits<sm90::WeightGradientReduction<Gemm>>(params, step);
+    if constexpr (sm90::WholeReferenceTile<typename Gemm::Shape>) {
+      using Halves = typename Gemm::Epilogue::Halves;
+      const typename Halves::Params halves{.order = params.order, .epilogue = params.epilogue};
+      launch_reduce_splits<sm90::WeightGradientReduction<Halves>>(halves, step);
+    } else {
+      launch_reduce_splits<sm90::WeightGradientReduction<Gemm>>(params, step);
+    }
   }
 };
 
