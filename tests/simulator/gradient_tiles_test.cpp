@@ -108,7 +108,11 @@ void expect_equal_bits(const Case& c) {
       EXPECT_EQ(bits, expected);
     }
   step.tuning.tile = nullptr;
-  EXPECT_EQ(*cuda::kernel_of(step), cuda::kCluster192) << "not measured";
+  EXPECT_EQ(*cuda::kernel_of(step), cuda::kCluster192);
+  step.rows.capacity = 1536 * E;  // on average
+  EXPECT_EQ(*cuda::kernel_of(step), cuda::kWhole192);
+  step.of_factor = true;
+  EXPECT_EQ(*cuda::kernel_of(step), cuda::kCluster192);
   cudaFree(offsets), cudaFree(tokens), cudaFree(step.scratch.data);
 }
 

@@ -79,7 +79,8 @@ double predicted_cycles(const ProjectionSize& size, const TileConfiguration& til
   const double wait = tile.cluster == 1 ? 0
                       : size.gathers    ? device.gather_wait
                                         : device.cluster_wait;
-  const double rate = hides_stores ? device.ping_pong_192 : 1;
+  const bool pays = column_block(size.columns) == 192 && !size.gathers;
+  const double rate = hides_stores && !pays ? device.ping_pong_192 : 1;
   const double main = std::max(rate * std::max(mma, loads) + wait, memory);
   const double tile_time = small_m     ? main + device.small_m_overhead
                            : ping_pong ? std::max(main, epilogue / 2) + device.ping_pong_overhead
@@ -96,6 +97,21 @@ const TileConfiguration& choose_tile(const ProjectionSize& size,
   return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
     return predicted_cycles(size, a, device) < predicted_cycles(size, b, device);
   });
+}
+
+const TileConfiguration* choose_gradient_tile(std::span<const TileConfiguration> from, int block,
+                                              bool has_long_sums,
+                                              const TileConfiguration* requested) {
+  const TileConfiguration* chosen = nullptr;
+  for (const TileConfiguration& tile : from) {
+    if (tile.block_n != block) continue;
+    if (requested != nullptr && tile == *requested) return &tile;
+    const auto fits = [&](const TileConfiguration& one) {
+      return (one.block_m > ReferenceTiles::kRows) == has_long_sums;
+    };
+    if (chosen == nullptr || (!fits(*chosen) && fits(tile))) chosen = &tile;
+  }
+  return chosen;
 }
 
 }  // namespace tilemoe::cuda
