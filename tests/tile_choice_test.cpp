@@ -48,7 +48,7 @@ double median_of(const json& value) {
   return value.is_array() ? value.at(1).get<double>() : value.get<double>();
 }
 
-TileConfiguration pick_of(const json& entry) {
+TileConfiguration pick_of(const json& entry, const DeviceModel& model = kH100) {
   static constexpr int32_t kSomeToken = 0;
   const auto number = [&](const char* name) { return entry.at(name).get<int64_t>(); };
   tilemoe_experts experts{};
@@ -59,18 +59,18 @@ TileConfiguration pick_of(const json& entry) {
   if (step == "up") {
     UpProjection up{};
     up.experts = &experts, up.rows = rows;
-    return choose_tile(size_of(up), tiles_of(GemmName::kUpProjection, kSwiGLU), kH100);
+    return choose_tile(size_of(up), tiles_of(GemmName::kUpProjection, kSwiGLU), model);
   }
   if (step == "down") {
     DownProjection down{};
     down.experts = &experts, down.rows = rows, down.Y.shape[1] = experts.d;
-    return choose_tile(size_of(down), tiles_of(GemmName::kDownProjection, {}), kH100);
+    return choose_tile(size_of(down), tiles_of(GemmName::kDownProjection, {}), model);
   }
   EXPECT_EQ(step, "dA'");
   ActivationGradient gradient{};
   gradient.experts = &experts, gradient.rows = rows;
   return choose_tile(size_of(gradient), tiles_of(GemmName::kActivationGradient, kSwiGLUBackward),
-                     kH100);
+                     model);
 }
 
 TEST(TileChoice, IsWithinThreePercentOfTheBestTileMeasured) {
@@ -95,6 +95,20 @@ TEST(TileChoice, CountsTheSecondBlockOfExpertsAboveTheMean) {
   EXPECT_EQ(pick_of(entry), kCluster256);
   entry["T"] = 1024;  // 64 rows an expert: nobody has two
   EXPECT_EQ(pick_of(entry), kCooperative256);
+}
+
+// Where blocks of 192 columns waste as much as those of 256, and where rows are gathered.
+TEST(TileChoice, TakesWidePingPongByItsRateAlone) {
+  for (const char* step : {"up", "down"}) {
+    const json entry = {{"T", 32768}, {"d", 4096}, {"n", 1536},
+                        {"E", 128},   {"K", 8},    {"step", step}};
+    DeviceModel model = kH100;
+    EXPECT_NE(pick_of(entry), kPingPongCluster192) << step;
+    model.ping_pong_192 = 1.2;
+    EXPECT_NE(pick_of(entry, model), kPingPongCluster192) << step;
+    model.ping_pong_192 = 0.9;
+    EXPECT_EQ(pick_of(entry, model), kPingPongCluster192) << step;
+  }
 }
 
 TEST(TileChoice, TakesNoRowsAtAll) {

@@ -181,10 +181,10 @@ Kernel kernel_of(const WeightGradient& step) {
   // the columns of that half that exist. Weight gradients keep the wide one, however few they have.
   const bool is_narrow = step.of_factor && step.dense_columns <= kNarrowColumns;
   const int block = is_narrow ? kNarrowColumns : column_block(step.dense_columns);
-  const auto tile = std::find_if(tiles.begin(), tiles.end(),
-                                 [&](const auto& each) { return each.block_n == block; });
-  TILEMOE_ASSERT(tile != tiles.end(), "a weight gradient without a kernel");
-  return &*tile;
+  const bool is_long = !step.of_factor && step.rows.capacity >= kWholeTileRows * step.rows.E;
+  const Kernel tile = choose_gradient_tile(tiles, block, is_long, step.tuning.tile);
+  TILEMOE_ASSERT(tile != nullptr, "a weight gradient without a kernel");
+  return tile;
 }
 
 // ---- low-rank adapters

@@ -129,6 +129,7 @@ inline std::vector<StepCase> step_cases(Passes pass) {
        {std::pair("_cooperative256", cuda::kCooperative256),
         std::pair("_cluster256", cuda::kCluster256), std::pair("_cluster192", cuda::kCluster192),
         std::pair("_pingpong128", cuda::kPingPong128),
+        std::pair("_pingpong_cluster192", cuda::kPingPongCluster192),
         std::pair("_pingpong64", cuda::kPingPong64)}) {
     const auto add = [&, suffix = name, tile = tile](const std::string& kind, uint32_t flags) {
       all.push_back({"swiglu" + kind + suffix, kForward, ragged, 37, 512, 328, 77,
@@ -182,6 +183,28 @@ inline std::vector<StepCase> step_cases(Passes pass) {
                        kReGLU,
                        3,
                        wide ? cuda::kCluster256 : cuda::kCluster192});
+  all.push_back({"whole192",
+                 kBackward,
+                 {300, 1, 0, 640, 129},
+                 37,
+                 1032,
+                 136,
+                 60,
+                 0,
+                 kReGLU,
+                 3,
+                 cuda::kWhole192});
+  all.push_back({"whole192_long_added",
+                 kBackward,
+                 {70, 1301, 0, 2000},
+                 37,
+                 328,
+                 136,
+                 9,
+                 kAccumulate,
+                 kReGLU,
+                 -1,
+                 cuda::kWhole192});
   for (tilemoe_activation activation : kActivations) {
     const std::string name = tilemoe_activation_name(activation);
     const uint32_t half = kUnitScale | kFloat16;

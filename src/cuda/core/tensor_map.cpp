@@ -51,10 +51,13 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
   // No variable that is itself returned: that would be wherever the caller's compiler has the
   // result, for which some (GCC 12) do not keep the 64 bytes' alignment that the driver requires.
   std::array<CUtensorMap, 1> map;
+  const CUtensorMapSwizzle swizzle = box[0] * tilemoe_dtype_size(dtype) == 64
+                                         ? CU_TENSOR_MAP_SWIZZLE_64B
+                                         : CU_TENSOR_MAP_SWIZZLE_128B;
   const auto try_to_encode = [&] {
     return encode_function()(map.data(), map_type(dtype), kDims, const_cast<void*>(data),
                              size.data(), stride_bytes.data(), box.data(), element_strides.data(),
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult result = try_to_encode();

@@ -1,4 +1,5 @@
-// Descriptions of tensors for TMA, all with the swizzle of 128 bytes.
+// Descriptions of tensors for TMA. Boxes of 64 contiguous bytes have the swizzle of 64 bytes, all
+// others that of 128.
 #pragma once
 
 #include <cuda.h>
@@ -48,16 +49,16 @@ CUtensorMap make_ragged_parts_map(const RaggedMapSpec& spec, const MapParts& par
 
 // Rows of `parts` parts of `columns` columns each, which end at an expert's last; in boxes of
 // `box_rows` rows.
-inline constexpr int kRaggedColumns = 64;  // of a box
+inline constexpr int kRaggedColumns = 64;  // of a box, unless the caller chooses
 template <class Element>
 CUtensorMap ragged_rows_map(const tilemoe_tensor& rows, int64_t parts, int64_t columns,
-                            int box_rows) {
+                            int box_rows, int box_columns = kRaggedColumns) {
   return make_ragged_parts_map({.dtype = kDTypeOf<Element>,
                                 .data = rows.data,
                                 .columns = columns,
                                 .rows = rows.shape[0],
                                 .row_stride = rows.stride[0],
-                                .box = {kRaggedColumns, box_rows}},
+                                .box = {box_columns, box_rows}},
                                {.count = parts, .stride = columns});
 }
 

@@ -11,6 +11,7 @@
 #include "cuda/gemm/epilogue/sm90_quantize.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/epilogue/sm90_weight_gradient.h"
+#include "cuda/gemm/epilogue/sm90_whole_gradient.h"
 #include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/launch_gemm.h"
 #include "cuda/gemm/load/chained.h"
@@ -33,6 +34,13 @@ struct HalvesOfReferenceTilesOf {
   static_assert(Shape::BLOCK_M == ReferenceTiles::kRows && Shape::kCluster == 2);
   using type = ExpertTiles<Shape::BLOCK_K>;
 };
+// A CTA has a whole one.
+template <class Shape>
+concept WholeReferenceTile = Shape::BLOCK_M == 2 * ReferenceTiles::kRows&& Shape::kCluster == 1;
+template <WholeReferenceTile Shape>
+struct HalvesOfReferenceTilesOf<Shape> {
+  using type = ExpertTiles<Shape::BLOCK_K, 1>;
+};
 template <class Shape>
 using HalvesOfReferenceTiles = typename HalvesOfReferenceTilesOf<Shape>::type;
 
@@ -43,6 +51,22 @@ using RowStore = RaggedStore<Shape, Element>;
 // The fp8 recipe.
 template <class Shape>
 concept Fp8Shape = sizeof(typename Shape::Element) == 1;
+
+// Wide ping-pong tiles store nothing deferred, and through few slots, so that the ring has five
+// stages: a consumer has the time of the other one's MMAs to store.
+template <class Shape>
+concept HidesStores = Shape::kSchedule == Schedule::kPingPong&& Shape::BLOCK_N == 192;
+template <class Shape, class Element>
+using NarrowRowStore = RaggedStore<Shape, Element, kNarrowStoreColumns>;
+
+template <class Shape, class Out, OutputMajor kMajor>
+struct WeightGradientOf {
+  using type = WeightGradientEpilogue<Shape, Out, kMajor>;
+};
+template <WholeReferenceTile Shape, class Out, OutputMajor kMajor>
+struct WeightGradientOf<Shape, Out, kMajor> {
+  using type = WholeGradientEpilogue<Shape, Out, kMajor>;
+};
 
 template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
@@ -59,6 +83,11 @@ requires(Shape::kSmallM) struct ActivationOf<Shape, Activations::kSwiGLU, false>
   using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
                                   StoreByThreads<Shape, typename Shape::Recipe::Out::H>>;
 };
+template <HidesStores Shape>
+struct ActivationOf<Shape, Activations::kSwiGLU, false> {
+  using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
+                                  NarrowRowStore<Shape, typename Shape::Recipe::Out::H>>;
+};
 template <class Shape>
 struct ActivationOf<Shape, Activations::kGated, true> {
   using type =
@@ -69,7 +98,8 @@ struct ActivationOf<Shape, Activations::kGated, true> {
 // less.
 template <class Shape, Activations kSet>
 using QuantizingOf =
-    QuantizingEpilogue<Shape, kSet, RaggedStore<Shape, typename Shape::Recipe::Out::H, 1>>;
+    QuantizingEpilogue<Shape, kSet,
+                       RaggedStore<Shape, typename Shape::Recipe::Out::H, kStoreColumns, 1>>;
 template <Fp8Shape Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = QuantizingOf<Shape, Activations::kSwiGLU>;
@@ -83,9 +113,13 @@ template <class Shape, class Element>
 struct StoreOf {
   using type = StoreEpilogue<Shape, RowStore<Shape, Element>>;
 };
+template <HidesStores Shape, class Element>
+struct StoreOf<Shape, Element> {
+  using type = PromptStoreEpilogue<Shape, NarrowRowStore<Shape, Element>>;
+};
 template <Fp8Shape Shape, class Element>
 struct StoreOf<Shape, Element> {
-  using type = StoreAtOnceEpilogue<Shape, RowStore<Shape, Element>>;
+  using type = PromptStoreEpilogue<Shape, RowStore<Shape, Element>>;
 };
 
 template <class Shape, bool kGathers>
@@ -139,7 +173,7 @@ struct Sm90 {
   template <class Shape, Activations kSet>
   using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
   template <class Shape, class Out, OutputMajor kMajor>
-  using WeightGradient = sm90::WeightGradientEpilogue<Shape, Out, kMajor>;
+  using WeightGradient = typename sm90::WeightGradientOf<Shape, Out, kMajor>::type;
 
   // ---- the GEMM of these parts, in a tile order
   template <class Shape>
@@ -156,7 +190,13 @@ struct Sm90 {
   // The reduction of a weight gradient with split-K.
   template <class Gemm>
   static void reduce_splits(const typename Gemm::Params& params, const cuda::WeightGradient& step) {
-    launch_reduce_splits<sm90::WeightGradientReduction<Gemm>>(params, step);
+    if constexpr (sm90::WholeReferenceTile<typename Gemm::Shape>) {
+      using Halves = typename Gemm::Epilogue::Halves;
+      const typename Halves::Params halves{.order = params.order, .epilogue = params.epilogue};
+      launch_reduce_splits<sm90::WeightGradientReduction<Halves>>(halves, step);
+    } else {
+      launch_reduce_splits<sm90::WeightGradientReduction<Gemm>>(params, step);
+    }
   }
 };
 

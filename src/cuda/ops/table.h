@@ -28,7 +28,10 @@ inline constexpr TileConfiguration kWarps64{128, 64};  // for the ranks of adapt
 inline constexpr TileConfiguration kCooperative256{128, 256, Schedule::kCooperative};
 inline constexpr TileConfiguration kCluster256{128, 256, Schedule::kCooperative, 2};
 inline constexpr TileConfiguration kCluster192{128, 192, Schedule::kCooperative, 2};
+inline constexpr TileConfiguration kWhole192{256, 192};  // a reference tile of weight gradients
 inline constexpr TileConfiguration kPingPong128{128, 128, Schedule::kPingPong};
+// One consumer multiplies while the other stores; the CTAs of a pair share B.
+inline constexpr TileConfiguration kPingPongCluster192{128, 192, Schedule::kPingPong, 2};
 inline constexpr TileConfiguration kPingPong64{64, 64, Schedule::kPingPong};  // for small M
 // For the ranks of adapters, in projections and in gradients.
 inline constexpr TileConfiguration kCooperative64{128, 64};

@@ -1,4 +1,4 @@
-// Epilogues of the fp8 recipe on Hopper: A as codes with scales, and plain stores. The promotion's
+// The epilogue of the fp8 recipe's up-projection on Hopper: A as codes with scales. The promotion's
 // registers leave none for deferred stores.
 #pragma once
 
@@ -115,41 +115,6 @@ class QuantizingEpilogue {
     }
   }
 
-  const Params& params_;
-  Rows rows_;
-};
-
-// D + bias, rounded.
-template <class Shape, FragmentStore Rows>
-class StoreAtOnceEpilogue {
- public:
-  static constexpr int kColumns = Shape::BLOCK_N;
-  static constexpr int kSharedBytes = Rows::kSharedBytes;
-
-  struct Params {
-    typename Rows::Output D;  // (capacity, 1, columns)
-    Bias bias;
-  };
-
-  // `bias`: (E, columns), may be absent.
-  static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
-    return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
-  }
-
-  __device__ StoreAtOnceEpilogue(const Params& params, uint32_t shared, int32_t thread)
-      : params_(params), rows_(shared, thread) {}
-
-  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
-                                        int32_t row) const {
-    if (row >= tile.row_end) return;
-    const int32_t column = tile.n_block * kColumns;
-    add_bias<typename Rows::Element, 0, kColumns>(params_.bias, tile.expert, column, D);
-    store_columns<Shape, kColumns>(rows_, params_.D, row, tile.row_end, 0, column,
-                                   [&](int m, int i) { return D[m][i]; });
-  }
-  __device__ void finish() const { rows_.finish(); }
-
- private:
   const Params& params_;
   Rows rows_;
 };

@@ -1,5 +1,6 @@
-// Stores of a consumer's rows by TMA, and the epilogue of the down-projection and the input
-// gradient, whose stores are deferred: they overlap with the MMAs of the next tile.
+// Stores of a consumer's rows by TMA, and the epilogues of the down-projection and the input
+// gradient: with deferred stores, which overlap with the MMAs of the next tile, and without, for
+// ping-pong, where they overlap with those of the other consumer.
 #pragma once
 
 #include <cuda.h>
@@ -42,38 +43,43 @@ struct DeferredTile {
 // Ragged stores: the end of the rows, an expert's last row, is known on the device only. A TMA
 // store takes 16 rows of a warp and clips the rows past the end.
 constexpr int kStoreColumns = kRaggedColumns;  // 128 bytes: as wide as a swizzled row can be
+constexpr int kNarrowStoreColumns = 32;        // 64 bytes: two sectors of L2
 constexpr int kStoreRows = fragment::kRows;
 
 // A matrix (rows, parts, columns): H has a gate and an up part, so that a box of columns is clipped
 // at the end of its part.
 struct RaggedOutput {
-  CUtensorMap map;  // ragged, boxes of (1, kStoreRows, kStoreColumns)
+  CUtensorMap map;  // ragged, boxes of (1, kStoreRows, columns of a slot)
   int32_t columns;  // of one part; 0: not stored
 };
 
 // Stores a warp's rows through the warp's own slots of shared memory, a batch of slices of columns
 // at a time: stmatrix writes registers to the slots, TMA stores the slots. No warp waits for
 // another warp. A fence waits for all stores to shared memory, so each batch has one fence.
-template <class Shape, class Element_, int kMaxSlots = 3>
+template <class Shape, class Element_, int kSlice_ = kStoreColumns, int kMaxSlots = 3>
 class RaggedStore {
  public:
   using Element = Element_;
-  static constexpr int kSlice = kStoreColumns;
+  static constexpr int kSlice = kSlice_;
   static constexpr int kSlices = Shape::BLOCK_N / kSlice;
-  static constexpr int kAtOnce = kSlices % 2 == 0 ? 2 : kSlices % 3 == 0 ? 3 : 1;
-  static constexpr int kSlots = kAtOnce < kMaxSlots ? kAtOnce : kMaxSlots;  // of a batch
+  // A batch has two or three slices, or, of narrow ones, the columns of A if gated.
+  static constexpr int kAtOnce = kSlice < kStoreColumns ? kSlices / 2
+                                 : kSlices % 2 == 0     ? 2
+                                 : kSlices % 3 == 0     ? 3
+                                                        : 1;
+  static constexpr int kSlots = kAtOnce < kMaxSlots ? kAtOnce : kMaxSlots;
   static constexpr int kBatchColumns = kSlots * kSlice;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kSlotBytes = kStoreRows * kRowBytes;
   static constexpr int kWarpBytes = kSlots * kSlotBytes;
   static constexpr int kSharedBytes = kWarpgroup / kWarp * kWarpBytes;  // of a consumer
-  static_assert(kRowBytes == 128, "the swizzle of 128 bytes");
+  static_assert(kRowBytes == 128 || kRowBytes == 64, "as wide as the swizzle");
 
   using Output = RaggedOutput;
   // `out`: (rows, parts * columns); not stored if absent.
   static Output output(const tilemoe_tensor& out, int64_t parts, int64_t columns) {
     if (!present(out)) return {};
-    return {.map = ragged_rows_map<Element>(out, parts, columns, kStoreRows),
+    return {.map = ragged_rows_map<Element>(out, parts, columns, kStoreRows, kSlice),
             .columns = static_cast<int32_t>(columns)};
   }
 
@@ -81,7 +87,7 @@ class RaggedStore {
     // Lane l addresses row l % 16 of a store, and the left or right 8 of 16 columns.
     const uint32_t row = thread % kStoreRows * kRowBytes;
     place_ = shared + thread / kWarp * kWarpBytes + row +
-             (thread % kWarp / kStoreRows ^ (row >> 7 & 7)) * 16;
+             (thread % kWarp / kStoreRows ^ (row >> 7 & (kRowBytes / 16 - 1))) * 16;
   }
 
   template <class Value>
@@ -195,6 +201,42 @@ class StoreEpilogue {
   Rows rows_;
   DeferredTile<Shape, typename Rows::Element> deferred_;
   int32_t row_ = 0, row_end_ = 0, column_;  // of the deferred tile; no rows: none
+};
+
+// The same without deferred stores, which hold a rounded tile in registers: next to the
+// accumulators of 128x192, 544 bytes are spilled.
+template <class Shape, FragmentStore Rows>
+class PromptStoreEpilogue {
+ public:
+  static constexpr int kColumns = Shape::BLOCK_N;
+  static constexpr int kSharedBytes = Rows::kSharedBytes;
+
+  struct Params {
+    typename Rows::Output D;  // (capacity, 1, columns)
+    Bias bias;
+  };
+
+  // `bias`: (E, columns), may be absent.
+  static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
+    return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
+  }
+
+  __device__ PromptStoreEpilogue(const Params& params, uint32_t shared, int32_t thread)
+      : params_(params), rows_(shared, thread) {}
+
+  __device__ __forceinline__ void store(Accumulators<Shape>& D, const Tile& tile,
+                                        int32_t row) const {
+    if (row >= tile.row_end) return;
+    const int32_t column = tile.n_block * kColumns;
+    add_bias<typename Rows::Element, 0, kColumns>(params_.bias, tile.expert, column, D);
+    store_columns<Shape, kColumns>(rows_, params_.D, row, tile.row_end, 0, column,
+                                   [&](int m, int i) { return D[m][i]; });
+  }
+  __device__ void finish() const { rows_.finish(); }
+
+ private:
+  const Params& params_;
+  Rows rows_;
 };
 
 }  // namespace tilemoe::cuda::sm90

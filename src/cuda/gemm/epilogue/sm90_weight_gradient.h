@@ -188,9 +188,9 @@ class WeightGradientEpilogue {
     store_.finish();
   }
 
- private:
   // `out`: (E, columns, rows)
-  static Part part_of(const tilemoe_tensor& out, int64_t rows, int64_t columns) {
+  static Part part_of(const tilemoe_tensor& out, int64_t rows, int64_t columns,
+                      int store_columns = kStoreColumns) {
     const int64_t E = out.shape[0], stride = kTransposed ? out.stride[1] : out.stride[2];
     Part part{
         .out = {},
@@ -210,12 +210,13 @@ class WeightGradientEpilogue {
                                                 .columns = columns,
                                                 .rows = rows,
                                                 .row_stride = stride,
-                                                .box = {kStoreColumns, kStoreRows}},
+                                                .box = {store_columns, kStoreRows}},
                                                {.count = E, .stride = out.stride[0]}),
                   .columns = static_cast<int32_t>(columns)};
     return part;
   }
 
+ private:
   __device__ GradientPlace place_of(const Tile& tile, int32_t row) const {
     const int32_t part = tile.n_block >= params_.blocks_a_part ? 1 : 0;
     return {part, tile.expert, tile.m_block * Shape::BLOCK_M + row - tile.row_begin,

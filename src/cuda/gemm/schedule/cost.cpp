@@ -45,13 +45,17 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
 // Row blocks of an expert with rows, up to which all are said to have one.
 constexpr double kOneBlock = 1.1;
 
+}  // namespace
+
 // Cycles of the whole GEMM. The epilogue of a cooperative tile is exposed; in ping-pong it overlaps
 // with the MMAs of the other consumer. Memory delivers less if several CTAs read the same part of B
 // at a time. The CTAs of a cluster read B once if they have row blocks of one expert, but wait for
 // each other, longest if rows are gathered.
-double cycles(const ProjectionSize& size, const TileConfiguration& tile,
-              const DeviceModel& device) {
-  if (tile.block_n == 192 && column_block(size.columns) != 192)
+double predicted_cycles(const ProjectionSize& size, const TileConfiguration& tile,
+                        const DeviceModel& device) {
+  const bool ping_pong = tile.schedule == Schedule::kPingPong;
+  const bool hides_stores = ping_pong && tile.block_n == 192;
+  if (tile.block_n == 192 && !hides_stores && column_block(size.columns) != 192)
     return std::numeric_limits<double>::infinity();
   const RowBlocks row_blocks =
       expected_row_blocks(static_cast<double>(size.rows) / static_cast<double>(size.E), tile);
@@ -75,25 +79,39 @@ double cycles(const ProjectionSize& size, const TileConfiguration& tile,
   const double wait = tile.cluster == 1 ? 0
                       : size.gathers    ? device.gather_wait
                                         : device.cluster_wait;
-  const double main = std::max(std::max(mma, loads) + wait, memory);
-  const double tile_time = small_m ? main + device.small_m_overhead
-                           : tile.schedule == Schedule::kPingPong
-                               ? std::max(main, epilogue / 2) + device.ping_pong_overhead
-                               : main + epilogue / 2 + device.tile_overhead;
+  const bool pays = column_block(size.columns) == 192 && !size.gathers;
+  const double rate = hides_stores && !pays ? device.ping_pong_192 : 1;
+  const double main = std::max(rate * std::max(mma, loads) + wait, memory);
+  const double tile_time = small_m     ? main + device.small_m_overhead
+                           : ping_pong ? std::max(main, epilogue / 2) + device.ping_pong_overhead
+                                       : main + epilogue / 2 + device.tile_overhead;
   const double waves = tiles / device.sms;
   // A last wave that is not full costs a whole one, if there are few.
   const double rounded = waves < 8 ? std::ceil(waves) : waves + 0.5;
   return rounded * tile_time;
 }
 
-}  // namespace
-
 const TileConfiguration& choose_tile(const ProjectionSize& size,
                                      std::span<const TileConfiguration> from,
                                      const DeviceModel& device) {
   return *std::min_element(from.begin(), from.end(), [&](const auto& a, const auto& b) {
-    return cycles(size, a, device) < cycles(size, b, device);
+    return predicted_cycles(size, a, device) < predicted_cycles(size, b, device);
   });
+}
+
+const TileConfiguration* choose_gradient_tile(std::span<const TileConfiguration> from, int block,
+                                              bool has_long_sums,
+                                              const TileConfiguration* requested) {
+  const TileConfiguration* chosen = nullptr;
+  for (const TileConfiguration& tile : from) {
+    if (tile.block_n != block) continue;
+    if (requested != nullptr && tile == *requested) return &tile;
+    const auto fits = [&](const TileConfiguration& one) {
+      return (one.block_m > ReferenceTiles::kRows) == has_long_sums;
+    };
+    if (chosen == nullptr || (!fits(*chosen) && fits(tile))) chosen = &tile;
+  }
+  return chosen;
 }
 
 }  // namespace tilemoe::cuda

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "cuda/core/variant.h"
 
 namespace tilemoe::cuda {
+
+inline constexpr double kNeverChosen = std::numeric_limits<double>::infinity();
 
 // Rates are of one SM; the rest is fitted to measured times.
 struct DeviceModel {
@@ -16,6 +19,10 @@ struct DeviceModel {
   double memory_bytes;   // a cycle
   // Cycles that a tile takes in addition to its MMAs, loads and epilogue.
   double tile_overhead, ping_pong_overhead;
+  // Cycles of a ping-pong tile of 192 columns over those of its MMAs or loads, if rows are gathered
+  // or 256 columns waste no more; infinite: never chosen. To fit it: see predicted_cycles(). An
+  // H100 takes 0.98 to 1.17 times the time of the best cooperative tile, so the tile does not pay.
+  double ping_pong_192;
   // Cycles that the CTAs of a cluster wait for each other, with and without gathered rows.
   double gather_wait, cluster_wait;
   // Part of the operands that is read from memory once more if no CTA shares its loads of B.
@@ -34,6 +41,7 @@ constexpr DeviceModel hopper_model(int sms) {
           .memory_bytes = 12,
           .tile_overhead = 300,
           .ping_pong_overhead = 450,
+          .ping_pong_192 = kNeverChosen,
           .gather_wait = 2600,
           .cluster_wait = 300,
           .reread_cost = 0.2,
@@ -51,6 +59,7 @@ constexpr DeviceModel blackwell_model(int sms) {
           .memory_bytes = 29,
           .tile_overhead = 300,
           .ping_pong_overhead = 0,
+          .ping_pong_192 = kNeverChosen,
           .gather_wait = 0,
           .cluster_wait = 0,
           .reread_cost = 0.2,
@@ -66,6 +75,7 @@ constexpr DeviceModel mma_sync_model(int sms) {
           .memory_bytes = 12,
           .tile_overhead = 2500,
           .ping_pong_overhead = 0,
+          .ping_pong_192 = kNeverChosen,
           .gather_wait = 0,
           .cluster_wait = 0,
           .reread_cost = 0.2,
@@ -86,9 +96,30 @@ struct ProjectionSize {
   bool gathers = false;      // rows of A come by threads' copies
 };
 
+// The model's score: cycles of the whole GEMM, infinite for a tile that is not offered.
+//
+// To fit DeviceModel::ping_pong_192 to measured times, set it to 1 and predict both the ping-pong
+// tile and the best cooperative one of each layer. The constant is the median over layers of
+//   (measured ping-pong / measured cooperative) * (predicted cooperative / predicted ping-pong).
+// If the quotient grows as sums get shorter, raise ping_pong_overhead first: cycles of a tile.
+double predicted_cycles(const ProjectionSize& size, const TileConfiguration& tile,
+                        const DeviceModel& device);
+
 // An element of `from`, which is not empty.
 const TileConfiguration& choose_tile(const ProjectionSize& size,
                                      std::span<const TileConfiguration> from,
                                      const DeviceModel& device);
+
+// On an H100, tiles of 256x192 take 0.98 times the time of 128x192 by pairs in a burst, and 0.92 and
+// 0.96 times under load (gpt-oss-20b, 4096 rows of an expert). No layer with less than 1536 rows of
+// an expert was measured. Their stores are not deferred, which short sums would not hide.
+inline constexpr int64_t kWholeTileRows = 1536;  // of an expert on average
+
+// The tile of a weight gradient that takes `block` dense columns at a time: the requested one if it
+// is among them; else, if there is a choice, that of a whole reference tile for long sums alone.
+// Null if there is none.
+const TileConfiguration* choose_gradient_tile(std::span<const TileConfiguration> from, int block,
+                                              bool has_long_sums,
+                                              const TileConfiguration* requested);
 
 }  // namespace tilemoe::cuda

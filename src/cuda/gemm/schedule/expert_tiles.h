@@ -72,25 +72,30 @@ class LongTiles {
 // the number of clusters does not affect where splits begin. Then it takes one of every `clusters`
 // tiles of the experts in descending order of rows, alternately forwards and backwards, so that a
 // cluster with the longer tile of one round has the shorter tile of the next.
-template <int BLOCK_K>
+//
+// With kCtas = 1 a CTA takes the part of a cluster: a reference tile of twice the rows, or, where
+// its halves have different columns, one half after the other.
+struct ExpertTilesParams {
+  LongTiles::Params long_tiles;
+  int32_t E;
+  ReferenceTiles reference;
+};
+
+template <int BLOCK_K, int kCtas = 2>
 class ExpertTiles {
  public:
-  static constexpr int kTogether = 2;  // the grid has a multiple of this number of CTAs
+  static constexpr int kTogether = kCtas;  // the grid has a multiple of this number of CTAs
   static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
 
-  struct Params {
-    LongTiles::Params long_tiles;
-    int32_t E;
-    ReferenceTiles reference;
-  };
+  using Params = ExpertTilesParams;
 
   __device__ explicit ExpertTiles(const Params& params)
       : params_(params), long_tiles_(params.long_tiles), split_(cluster() - clusters()) {}
 
   // All lanes of a warp call it. False at the end.
   __device__ bool next(Tile& tile) {
-    if (next_ == split_end_ && split_ < long_tiles_.splits().count) begin_split();
-    return next_ < split_end_ ? next_of_split(tile) : next_of_short(tile);
+    if constexpr (kCtas == 1) return next_whole(tile);
+    return next_half(tile);
   }
 
   // Half of reference tile `number` of the expert.
@@ -108,9 +113,31 @@ class ExpertTiles {
   }
 
  private:
-  __device__ static int32_t cluster() { return static_cast<int32_t>(blockIdx.x) / 2; }
-  __device__ static int32_t clusters() { return static_cast<int32_t>(gridDim.x) / 2; }
-  __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % 2; }
+  __device__ static int32_t cluster() { return static_cast<int32_t>(blockIdx.x) / kCtas; }
+  __device__ static int32_t clusters() { return static_cast<int32_t>(gridDim.x) / kCtas; }
+  __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % kCtas; }
+
+  __device__ bool next_half(Tile& tile) {
+    if (next_ == split_end_ && split_ < long_tiles_.splits().count) begin_split();
+    return next_ < split_end_ ? next_of_split(tile) : next_of_short(tile);
+  }
+
+  // The first half with all rows of the tile, and then a second one of other columns.
+  __device__ bool next_whole(Tile& tile) {
+    if (has_second_) {
+      has_second_ = false;
+      tile = second_;
+      return true;
+    }
+    if (!next_half(tile)) return false;
+    tile.m_block /= 2;
+    has_second_ = !tile.multicast_b && tile.n_block + 1 < params_.reference.n_blocks;
+    tile.multicast_b = false;
+    second_ = tile;
+    ++second_.n_block;
+    if (second_.partial_sum >= 0) ++second_.partial_sum;
+    return true;
+  }
 
   // The next one of the cluster, if it has one.
   __device__ void begin_split() {
@@ -154,6 +181,8 @@ class ExpertTiles {
   int32_t next_ = 0, split_end_ = 0;  // its k blocks that are still to be done
   int32_t rank_ = 0;                  // of the expert that has the first of them
   int32_t round_ = 0;                 // of the short experts' tiles
+  bool has_second_ = false;           // kCtas = 1: still to be done
+  Tile second_;
 };
 
 }  // namespace tilemoe::cuda

@@ -1,0 +1,176 @@
+// The projections of forward with every tile that their kernels have, on a simulated H100: exact on
+// whole numbers, and the same bits from all tiles.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/cuda_backend.h"
+#include "cuda/plan.h"
+#include "lora_problem.h"
+#include "simulator/machine/machine.h"
+
+namespace tilemoe::test {
+namespace {
+
+using cuda::TileConfiguration;
+
+constexpr tilemoe_dtype kDType = TILEMOE_BFLOAT16;
+// Columns end inside a slice of every tile, and a sum inside a k block.
+constexpr int64_t kE = 4, kD = 200, kN = 296, kT = 90;
+constexpr int kSeeds = 3;
+// Blocks of rows with and without a partner in a cluster, and several tiles for a CTA.
+const std::vector<int32_t> kCounts = {300, 0, 3, 130};
+constexpr int64_t kM = 433;
+
+std::string name_of(const TileConfiguration& tile) {
+  return std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
+         (tile.schedule == cuda::Schedule::kPingPong ? " ping-pong" : " cooperative") +
+         (tile.cluster > 1 ? ", pairs" : "");
+}
+
+double small(const Index& index, int64_t salt) {
+  const int64_t mixed = index[0] * 13 + index[1] * 7 + index[2] * 5 + index[1] * index[2] + salt;
+  return static_cast<double>(mixed % 5 - 2);
+}
+
+PlacedTensor matrix(int64_t rows, int64_t columns) {
+  return PlacedTensor(kDType, {rows, columns}, {columns, 1});
+}
+PlacedTensor weights(int64_t rows, int64_t columns) {
+  return PlacedTensor(kDType, {kE, rows, columns}, {rows * columns, columns, 1});
+}
+
+// A layer's tensors, and the rows of its experts.
+class Layer {
+ public:
+  Layer() : X(matrix(kT, kD)), A_in(matrix(kM, kN)), W1(weights(2 * kN, kD)), W2(weights(kD, kN)) {
+    for (const int32_t count : kCounts) begins_.push_back(begins_.back() + count);
+    for (int64_t row = 0; row < kM; ++row) token_.push_back(static_cast<int32_t>(row * 37 % kT));
+    offsets_ = upload(begins_), tokens_ = upload(token_);
+    X.fill([](const Index& i) { return small(i, 1); });
+    A_in.fill([](const Index& i) { return small(i, 2); });
+    W1.fill([](const Index& i) { return small(i, 3); });
+    W2.fill([](const Index& i) { return small(i, 4); });
+    experts.struct_size = sizeof experts;
+    experts.dtype = kDType, experts.E = kE, experts.d = kD, experts.n = kN;
+    experts.activation = TILEMOE_SWIGLU, experts.gate_layout = TILEMOE_GATE_CONCATENATED;
+    rows.E = kE, rows.capacity = kM, rows.of_an_expert = kM;
+    rows.offsets = offsets_, rows.token = tokens_;
+  }
+  ~Layer() { cudaFree(offsets_), cudaFree(tokens_); }
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  int64_t expert_of(int64_t row) const {
+    int64_t expert = 0;
+    while (row >= begins_[static_cast<size_t>(expert) + 1]) ++expert;
+    return expert;
+  }
+  std::vector<double> H() const {
+    return each(2 * kN, kD, [&](const Index& i) {
+      return X.at(token_[static_cast<size_t>(i[0])], i[2]) * W1.at({expert_of(i[0]), i[1], i[2]});
+    });
+  }
+  std::vector<double> Y() const {
+    return each(kD, kN, [&](const Index& i) {
+      return A_in.at(i[0], i[2]) * W2.at({expert_of(i[0]), i[1], i[2]});
+    });
+  }
+
+  PlacedTensor X, A_in, W1, W2;
+  tilemoe_experts experts{};
+  Rows rows;
+
+ private:
+  // (M, columns), each the sum of `length` terms of (row, column, step).
+  template <class Term>
+  static std::vector<double> each(int64_t columns, int64_t length, const Term& term) {
+    std::vector<double> sums(static_cast<size_t>(kM * columns));
+    for (int64_t i = 0; i < kM * columns; ++i)
+      for (int64_t k = 0; k < length; ++k)
+        sums[static_cast<size_t>(i)] += term({i / columns, i % columns, k});
+    return sums;
+  }
+  static int32_t* upload(const std::vector<int32_t>& values) {
+    int32_t* data = nullptr;
+    const size_t bytes = values.size() * sizeof(int32_t);
+    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data), bytes), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(data, values.data(), bytes, cudaMemcpyHostToDevice), cudaSuccess);
+    return data;
+  }
+
+  std::vector<int32_t> begins_{0}, token_;
+  int32_t *offsets_ = nullptr, *tokens_ = nullptr;
+};
+
+std::vector<uint16_t> bits_of(const PlacedTensor& tensor, int64_t elements) {
+  std::vector<uint16_t> bits(static_cast<size_t>(elements));
+  EXPECT_EQ(cudaMemcpy(bits.data(), tensor.tensor().data, bits.size() * 2, cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  return bits;
+}
+
+double at(const std::vector<double>& matrix, int64_t columns, const Index& i) {
+  return matrix[static_cast<size_t>(i[0] * columns + i[1])];
+}
+
+// Calls run() for each of the step's tiles and seeds.
+template <class Step, class Run>
+void for_each_tile(Step& step, const Run& run) {
+  bool has_wide_ping_pong = false;
+  for (const TileConfiguration& tile : cuda::tiles_of(cuda::key_of(step)))
+    for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+      SCOPED_TRACE(name_of(tile) + ", seed " + std::to_string(seed));
+      simulator::Machine::instance().set_seed(seed);
+      step.tuning.tile = &tile;
+      ASSERT_EQ(*cuda::kernel_of(step), tile);
+      run();
+      has_wide_ping_pong = has_wide_ping_pong || tile == cuda::kPingPongCluster192;
+    }
+  EXPECT_TRUE(has_wide_ping_pong);
+}
+
+TEST(Tiles, OfTheUpProjectionGiveEqualBits) {
+  simulate("sm90");
+  Layer layer;
+  UpProjection up{};
+  up.experts = &layer.experts, up.rows = layer.rows, up.X = layer.X.tensor();
+  up.weights.W1 = layer.W1.tensor();
+  const std::vector<double> sums = layer.H();
+  std::vector<uint16_t> expected;
+  for_each_tile(up, [&] {
+    PlacedTensor H = matrix(kM, 2 * kN), A = matrix(kM, kN), alone = matrix(kM, kN);
+    up.H = H.tensor(), up.A = A.tensor();
+    cuda::backend().steps.up_projection.run(up);
+    expect_clean_run();
+    H.expect("H", [&](const Index& i) { return at(sums, 2 * kN, i); });
+    up.H = {}, up.A = alone.tensor();  // inference
+    cuda::backend().steps.up_projection.run(up);
+    expect_clean_run();
+    const std::vector<uint16_t> bits = bits_of(A, kM * kN);
+    if (expected.empty()) expected = bits;
+    EXPECT_EQ(bits, expected);
+    EXPECT_EQ(bits_of(alone, kM * kN), expected);
+  });
+}
+
+TEST(Tiles, OfTheDownProjectionAreExact) {
+  simulate("sm90");
+  Layer layer;
+  DownProjection down{};
+  down.experts = &layer.experts, down.rows = layer.rows, down.A = layer.A_in.tensor();
+  down.W2 = layer.W2.tensor();
+  const std::vector<double> sums = layer.Y();
+  for_each_tile(down, [&] {
+    PlacedTensor Y = matrix(kM, kD);
+    down.Y = Y.tensor();
+    cuda::backend().steps.down_projection.run(down);
+    expect_clean_run();
+    Y.expect("Y", [&](const Index& i) { return at(sums, kD, i); });
+  });
+}
+
+}  // namespace
+}  // namespace tilemoe::test
