@@ -69,9 +69,6 @@ class _Static(NamedTuple):
         return 2 * n if ACTIVATIONS[self.activation] in GATED else n
 
 
-_Stage = tuple[int, tuple[str, ...]]
-
-
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Wanted:
@@ -163,14 +160,16 @@ def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotang
     for mode, operands in _stages(static, overwrite_H, dtypes):
         if mode == _REST:
             arrays = {**arrays, "dO": None, "H": made["dH"]}
-        results = {name: dtypes[name] for name in operands}
-        made |= _backward(static, mode, arrays, _gradient_types(static, saved, results))
+        types = _gradient_types(static, saved, {name: dtypes[name] for name in operands})
+        made |= _backward(static, mode, arrays, types)
     for name, dtype in dtypes.items():
         gradients[name] = made[_RESULTS[name]].astype(dtype)
     return (gradients,)
 
 
-def _stages(static: _Static, overwrite_H: bool, wanted: Iterable[str]) -> list[_Stage]:
+def _stages(
+    static: _Static, overwrite_H: bool, wanted: Iterable[str]
+) -> list[tuple[int, tuple[str, ...]]]:
     """Return the calls of the handler: the mode, and the operands whose gradients it computes.
 
     The gradients of W1 have a call of their own: XLA then places the workspace of the first call
