@@ -122,7 +122,7 @@ def captured(shape, steps, more=6):
     them is that each handler ran in a capture, and that none of the last steps ran it outside."""
     layer = Layer(shape, steps)
     compiled = layer.compiled()
-    # First use of the library in this process, so kernels are loaded while XLA captures.
+    # XLA runs a program's first step outside of command buffers, to warm up.
     jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
     found, wrong = bits(shape, steps, compiled)
     before, outside = CALLS.all.total(), CALLS.all.total() - CALLS.captured.total()
