@@ -124,13 +124,9 @@ size_t forward_bytes(const Call& call, const tilemoe_experts& experts,
   return std::max(of_routing, pass_bytes(experts, spec, pass, TILEMOE_BACKWARD_WHOLE, 0, cuda_sms));
 }
 
-tilemoe_backward_mode mode_of(const Call& call) {
-  return call.number("over_H") ? TILEMOE_BACKWARD_OVER_H : TILEMOE_BACKWARD_WHOLE;
-}
-
 size_t backward_bytes(const Call& call, const tilemoe_experts& experts,
                       const tilemoe_routing_spec& spec, int32_t cuda_sms) {
-  return pass_bytes(experts, spec, TILEMOE_PASS_BACKWARD, mode_of(call),
+  return pass_bytes(experts, spec, TILEMOE_PASS_BACKWARD, call.kind<tilemoe_backward_mode>("mode"),
                     call.kind<uint32_t>("gradients"), cuda_sms);
 }
 
@@ -186,7 +182,8 @@ void backward(Call& call) {
       call, call.device == TILEMOE_CPU ? backward_bytes(call, experts, spec, 0) : 0);
   tilemoe_saved saved = saved_of(call);
   auto args = sized<tilemoe_backward_args>();
-  args.mode = mode_of(call);
+  args.mode = call.kind<tilemoe_backward_mode>("mode");
+  if (args.mode == TILEMOE_BACKWARD_REST) saved.state = TILEMOE_SAVED_DH_OVER_H;
   if (args.mode == TILEMOE_BACKWARD_OVER_H && call.memory("dH") != saved.H.data)
     throw tilemoe::Error(tilemoe::Status::kInternalError,
                          "expected dH in the memory of H, but XLA placed it elsewhere");

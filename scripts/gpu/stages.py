@@ -25,7 +25,7 @@ TESTS = ROOT / "tests" / "torch"
 JAX = ROOT / "tests" / "jax" / "jax_on_gpu.py"
 # T, d, n, E, K, and the T at which ragged_dot's expanded operands fit into the GPU's memory.
 JAX_LAYERS = {"wide": ([8192, 2048, 3072, 8, 2], 8192), "7b-n256": ([24576, 1536, 256, 128, 8], 1024),
-              "qwen3-235b": ([32768, 4096, 1536, 128, 8], 1024)}
+              "qwen3-235b": ([32768, 4096, 1536, 128, 8], 512)}
 CONFIGS = ["7b-n256", "7b-n1024", "30b-n256", "30b-n1024", "olmoe", "qwen3-235b", "gpt-oss-20b",
            "kimi-linear", "qwen3-next", "wide", "few-rows"]
 MORE_CONFIGS = ["narrow", "granite", "one-expert", "mixtral", "phi-3.5", "qwen1.5"]  # of tiles
@@ -502,9 +502,9 @@ def quantized(machine, folder):
 def jax(machine, folder):
     """Test tilemoe.jax on a GPU.
 
-    The bits must equal those of the PyTorch package, also in command buffers. Then measure the
-    memory of a step, with and without an optimiser in the program, and the time compared with
-    jax.lax.ragged_dot.
+    The bits must equal those of the PyTorch package, also in command buffers. A step, with and
+    without an optimiser in the program, may need 1.1 times PyTorch's memory. Then measure the time
+    compared with jax.lax.ragged_dot.
     """
     def item(name, words, shape, limit_s=60, arch=None):
         name = named(name, arch)

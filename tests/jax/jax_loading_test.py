@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax_handlers
 import pytest
 
 import tilemoe.jax._library as library
@@ -118,6 +119,15 @@ def test_kernels_are_loaded_once():
     assert len(alone) == 1
     for imports in ("torch, tilemoe, tilemoe.jax", "tilemoe.jax, torch, tilemoe.functional"):
         assert set(succeeds(KERNELS_AFTER.format(imports)).splitlines()) == alone
+
+
+def test_handlers_are_compatible_with_command_buffers():
+    """Those of GPUs say so; XLA reads it before it captures them."""
+    if library._cuda is None:
+        pytest.skip("built without CUDA")
+    for handler in library.HANDLERS:
+        of = jax_handlers.traits(getattr(library._cuda._c, f"tilemoe_jax_{handler}"))
+        assert of == jax_handlers.COMMAND_BUFFER_COMPATIBLE, handler
 
 
 def test_arrays_of_the_handlers():

@@ -7,10 +7,11 @@ scripts/gpu/run.py.
     python tests/jax/jax_on_gpu.py time --json FILE     # forward + backward, next to jax.lax.ragged_dot
 
 The layer's T, d, n, E and K are options. Writes {name: {quantity: value}}. The exit status is 1 if bits
-differ, or if H is copied.
+differ, if a handler is not captured, if H is copied, or if JAX needs over 1.1 times PyTorch's memory.
 """
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -23,15 +24,23 @@ CAPTURED = "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUSTOM_CALL --xla_gpu_
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch allocates next to it
 if "captured" in sys.argv:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {CAPTURED}"
+    # What XLA converts to command buffers and when it records them, on stderr.
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    os.environ["TF_CPP_VMODULE"] = "command_buffer_conversion_pass=2,command_buffer_thunk=3"
 
 import jax  # noqa: E402
+import jax.ffi  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import jax_handlers  # noqa: E402
 import torch  # noqa: E402
+
+CALLS = jax_handlers.Calls(jax.ffi) if "captured" in sys.argv else None
 
 import tilemoe  # noqa: E402
 import tilemoe.jax  # noqa: E402
 
 NAMES = ("x", "logits", "W1", "W2")
+MAX_MEMORY = 1.1  # of PyTorch's
 
 
 class Layer:
@@ -74,9 +83,9 @@ class Layer:
 
         return run
 
-    def compiled(self, function=None):
-        step = jax.jit(self.step(function or self.function))
-        return step.lower(self.arrays, self.dO_array).compile()
+    def compiled(self, **options):
+        step = jax.jit(self.step(self.function))
+        return step.lower(self.arrays, self.dO_array).compile(compiler_options=options)
 
 
 def from_torch(tensor):
@@ -92,9 +101,9 @@ def same_bits(array, tensor):
     return bool(torch.equal(to_torch(array).view(width), tensor.contiguous().view(width)))
 
 
-def bits(shape, steps):
+def bits(shape, steps, compiled=None):
     """Steps with new inputs, so at new addresses: {name: {quantity: value}}, and what is wrong."""
-    found, wrong, compiled = {}, [], None
+    found, wrong = {}, []
     for seed in range(steps):
         layer = Layer(shape, seed)
         O, gradients = layer.in_torch()
@@ -105,15 +114,29 @@ def bits(shape, steps):
             differ = [name for name, array, tensor in pairs if not same_bits(array, tensor)]
             wrong += [f"seed {seed}: {name} has other bits" for name in differ]
         found[f"jax/bits/{seed}"] = {"differ": ", ".join(differ), "O": float(O.float().abs().mean())}
-    return found, wrong, compiled
+    return found, wrong
 
 
-def captured(shape, steps):
-    found, wrong, compiled = bits(shape, steps)
-    count = compiled.as_text().count("command_buffer")
-    if not count:
-        wrong.append("no command buffer is in the program")
-    return {"jax/captured": {"command buffers": count}, **found}, wrong
+def captured(shape, steps, more=6):
+    """Bits in command buffers. XLA makes them from thunks, so a program's text has none: what proves
+    them is that each handler ran in a capture, and that none of the last steps ran it outside."""
+    layer = Layer(shape, steps)
+    compiled = layer.compiled()
+    # XLA runs a program's first step outside of command buffers, to warm up.
+    jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
+    found, wrong = bits(shape, steps, compiled)
+    before, outside = CALLS.all.total(), CALLS.all.total() - CALLS.captured.total()
+    for _ in range(more):  # each frees its results, so the next has the same addresses
+        jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
+    values = {"steps": 1 + 3 * steps + more, f"calls in the last {more}": CALLS.all.total() - before}
+    values["of these outside"] = CALLS.all.total() - CALLS.captured.total() - outside
+    for name, count in sorted(CALLS.all.items()):
+        values |= {f"{name} calls": count, f"{name} captured": CALLS.captured[name]}
+        if not CALLS.captured[name]:
+            wrong.append(f"{name} was called {count} times, never in a command buffer")
+    if values["of these outside"] or not CALLS.all:
+        wrong.append(f"the last {more} steps ran handlers outside of command buffers")
+    return {"jax/captured": values, **found}, wrong
 
 
 def copies_of_H(text, layer):
@@ -160,7 +183,10 @@ def memory(shape):
         values["torch MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
         values["ratio"] = values["jax MiB"] / values["torch MiB"]
         del kept
-    return {"jax/memory": values}, [f"H is copied {copies} times"] if copies else []
+    wrong = [f"H is copied {copies} times"] if copies else []
+    if values.get("ratio", 0) > MAX_MEMORY:
+        wrong.append(f"memory is {values['ratio']:.3f} times PyTorch's, expected at most {MAX_MEMORY}")
+    return {"jax/memory": values}, wrong
 
 
 # ---------------------------------------------------------------- times
@@ -195,31 +221,55 @@ def timed(call, wait, reps):
     return (time.perf_counter() - begin) / reps * 1e3
 
 
-def times(shape, rounds, reps, peer_tokens):
-    """ms of forward + backward, the implementations interleaved."""
-    layer = Layer(shape)
-    ours = layer.compiled()
-    calls = {
-        "tilemoe.jax": lambda: ours(layer.arrays, layer.dO_array), "tilemoe (torch)": layer.in_torch
-    }  # fmt: skip
-    if peer_tokens:
-        small = Layer((peer_tokens, *shape[1:]))
-        arrays = dict(small.arrays, W1=small.arrays["W1"].mT.copy(), W2=small.arrays["W2"].mT.copy())
-        peer = jax.jit(small.step(ragged_dot_layer(small))).lower(arrays, small.dO_array).compile()
-        calls["ragged_dot"] = lambda: peer(arrays, small.dO_array)
-    waits = dict.fromkeys(calls, jax.block_until_ready)
-    waits["tilemoe (torch)"] = lambda _: torch.cuda.synchronize() if layer.device == "cuda" else None
+def medians(calls, rounds, reps):
+    """ms of each of {name: (call, wait)}, interleaved."""
     found = {name: [] for name in calls}
     for _ in range(rounds):
-        for name, call in calls.items():
-            found[name].append(timed(call, waits[name], reps))
-    ms = {name: statistics.median(of) for name, of in found.items()}
-    values = {f"{name} ms": of for name, of in ms.items()}
-    values["ratio to torch"] = ms["tilemoe.jax"] / ms["tilemoe (torch)"]
+        for name, (call, wait) in calls.items():
+            found[name].append(timed(call, wait, reps))
+    return {name: statistics.median(of) for name, of in found.items()}
+
+
+def peer_ms(shape, rounds, reps):
+    """ms of ragged_dot."""
+    layer = Layer(shape)
+    arrays, dO = layer.arrays, layer.dO_array
+    for name in ("W1", "W2"):
+        arrays[name] = jax.block_until_ready(arrays[name].mT.copy())
+        del layer.tensors[name]
+    torch.cuda.empty_cache()
+    peer = jax.jit(layer.step(ragged_dot_layer(layer))).lower(arrays, dO).compile()
+    return medians({"ragged_dot": (lambda: peer(arrays, dO), jax.block_until_ready)}, rounds, reps)
+
+
+def times(shape, rounds, reps, peer_tokens):
+    """ms of forward + backward: tilemoe.jax and PyTorch interleaved, then ragged_dot, whose temporaries
+    leave no room for them."""
+    layer = Layer(shape)
+    # By default XLA captures five calls in a row, which is as many as this program has.
+    ours, uncaptured = layer.compiled(), layer.compiled(xla_gpu_graph_min_graph_size=1000)
+    synchronize = lambda _: torch.cuda.synchronize() if layer.device == "cuda" else None  # noqa: E731
+    ms = medians({
+        "tilemoe.jax": (lambda: ours(layer.arrays, layer.dO_array), jax.block_until_ready),
+        "tilemoe (torch)": (layer.in_torch, synchronize),
+        "tilemoe.jax without command buffers": (
+            lambda: uncaptured(layer.arrays, layer.dO_array), jax.block_until_ready
+        ),
+    }, rounds, reps)  # fmt: skip
+    ratio = ms["tilemoe.jax"] / ms["tilemoe (torch)"]
+    values, wrong = {f"{name} ms": of for name, of in ms.items()} | {"ratio to torch": ratio}, []
+    del layer, ours, uncaptured
+    gc.collect()
+    torch.cuda.empty_cache()
     if peer_tokens:
-        per_token = ms["ragged_dot"] / peer_tokens / (ms["tilemoe.jax"] / shape[0])
-        values |= {"ragged_dot's tokens": peer_tokens, "ragged_dot per token": per_token}
-    return {"jax/time": values}, []
+        try:
+            ms |= peer_ms((peer_tokens, *shape[1:]), rounds, reps)
+            per_token = ms["ragged_dot"] / peer_tokens / (ms["tilemoe.jax"] / shape[0])
+            values |= {f"{name} ms": of for name, of in ms.items()}
+            values |= {"ragged_dot's tokens": peer_tokens, "ragged_dot per token": per_token}
+        except jax.errors.JaxRuntimeError as error:
+            wrong.append(f"ragged_dot at {peer_tokens} tokens: {str(error).splitlines()[0]}")
+    return {"jax/time": values}, wrong
 
 
 def main():
@@ -235,7 +285,7 @@ def main():
     args = parser.parse_args()
     shape = tuple(args.shape)
     if args.what == "bits":
-        found, wrong, _ = bits(shape, args.steps)
+        found, wrong = bits(shape, args.steps)
     elif args.what == "captured":
         found, wrong = captured(shape, args.steps)
     elif args.what == "memory":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import jax
@@ -33,7 +35,9 @@ _BITS = {
     "A1": 256, "B1": 256, "A1_up": 256, "B1_up": 256, "A2": 512, "B2": 512,
 }  # fmt: skip
 _FROM_DH = 1 | 4 | 8 | 32 | 64 | 256  # gradients that follow from dH
+_OF_W1 = ("W1", "W1_up", "b1", "b1_up")
 _RESULTS = {"X": "dX", "scores": "ds", **{name: f"d{name}" for name in (*WEIGHTS, *FACTORS)}}
+_WHOLE, _OVER_H, _REST = 0, 1, 3  # tilemoe_backward_mode
 # Arrays that forward saves for backward, by the names of jax.ad_checkpoint.
 RESIDUALS = (
     "tilemoe_H", "tilemoe_routing", "tilemoe_ids", "tilemoe_scores", "tilemoe_P1", "tilemoe_P2",
@@ -151,33 +155,65 @@ def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotang
         gradients["addend"] = dO.astype(dtypes.pop("addend"))
     if not dtypes:
         return (gradients,)
-    X, E = saved["X"], saved["W2"].shape[0]
-    bits = 0
-    results: dict[str, Any] = {}
-    for name, dtype in dtypes.items():
-        bits |= _BITS[name]
-        if name == "X":
-            results["dX"] = (X.shape, X.dtype)
-        elif name == "scores":
-            rows = (X.shape[0], static.K) if static.kind == TOP_K else (X.shape[0],)
-            results["ds"] = (rows, jnp.float32)
-        else:
-            # The library writes a gradient in X's dtype or in float32.
-            like = saved[name] if name in WEIGHTS else saved[f"{name}_like"]
-            shape = (E, *like.shape[1:])
-            results[_RESULTS[name]] = (shape, X.dtype if dtype == X.dtype.name else jnp.float32)
-    over_H = bool(overwrite_H and bits & _FROM_DH)
-    operands = {"dO": dO, **{name: saved.get(name) for name in saved if "_like" not in name}}
-    attributes = {**static._asdict(), "over_H": int(over_H), "gradients": bits}
-    workspace = plan("backward", operands, attributes).workspace
-    results["workspace"] = ((workspace,), jnp.uint8)
-    aliases = {}
-    if over_H:
-        results["dH"], aliases["dH"] = (saved["H"].shape, X.dtype), "H"
-    made = call("backward", operands, results, attributes, aliases)
+    arrays = {"dO": dO, **{name: array for name, array in saved.items() if "_like" not in name}}
+    made: dict[str, Any] = {}
+    for mode, operands in _stages(static, overwrite_H, dtypes):
+        if mode == _REST:
+            arrays = {**arrays, "dO": None, "H": made["dH"]}
+        types = _gradient_types(static, saved, {name: dtypes[name] for name in operands})
+        made |= _backward(static, mode, arrays, types)
     for name, dtype in dtypes.items():
         gradients[name] = made[_RESULTS[name]].astype(dtype)
     return (gradients,)
+
+
+def _stages(
+    static: _Static, overwrite_H: bool, wanted: Iterable[str]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Return the calls of the handler: the mode, and the operands whose gradients it computes.
+
+    The gradients of W1 have a call of their own: XLA then places the workspace of the first call
+    in the memory of dW1.
+    """
+    operands = tuple(wanted)
+    if not overwrite_H or not any(_BITS[name] & _FROM_DH for name in operands):
+        return [(_WHOLE, operands)]
+    last = tuple(name for name in operands if name in _OF_W1)
+    first = tuple(name for name in operands if name not in _OF_W1)
+    if not first or not last or static.rank_gate + static.rank_up + static.rank_down:
+        return [(_OVER_H, operands)]
+    return [(_OVER_H, first), (_REST, last)]
+
+
+def _gradient_types(static: _Static, saved: Any, dtypes: dict[str, str]) -> dict[str, Any]:
+    """Return the shape and the dtype in which the library writes each operand's gradient."""
+    X, E = saved["X"], saved["W2"].shape[0]
+    types: dict[str, Any] = {}
+    for name, dtype in dtypes.items():
+        if name == "X":
+            types[name] = (X.shape, X.dtype)
+        elif name == "scores":
+            rows = (X.shape[0], static.K) if static.kind == TOP_K else (X.shape[0],)
+            types[name] = (rows, jnp.float32)
+        else:
+            # The library writes a gradient in X's dtype or in float32.
+            like = saved[name] if name in WEIGHTS else saved[f"{name}_like"]
+            types[name] = ((E, *like.shape[1:]), X.dtype if dtype == X.dtype.name else jnp.float32)
+    return types
+
+
+def _backward(
+    static: _Static, mode: int, operands: dict[str, Any], types: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the gradients of the operands in `types`, and dH if it is over H."""
+    bits = functools.reduce(operator.or_, (_BITS[name] for name in types))
+    attributes = {**static._asdict(), "mode": mode, "gradients": bits}
+    results = {_RESULTS[name]: of for name, of in types.items()}
+    results["workspace"] = ((plan("backward", operands, attributes).workspace,), jnp.uint8)
+    aliases = {}
+    if mode == _OVER_H:
+        results["dH"], aliases["dH"] = (operands["H"].shape, operands["X"].dtype), "H"
+    return call("backward", operands, results, attributes, aliases)
 
 
 _experts.defvjp(_experts_forward, _experts_backward, symbolic_zeros=True)
