@@ -234,6 +234,17 @@ Tensor weight_on_16(const Tensor& weight) {
   return torch::stable::copy_(copy, weight);
 }
 
+Tensor transposed(const Tensor& matrix) {
+  const std::array sizes = {matrix.size(1), matrix.size(0)};
+  const std::array strides = {matrix.stride(1), matrix.stride(0)};
+  int64_t offset = 0;
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(matrix.get(), &offset));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
+  return Tensor(made);
+}
+
 Tensor empty_like_weight(const Tensor& weight) {
   const auto empty = [&](Shape shape) {
     return empty_on(weight.device(), shape, weight.scalar_type());

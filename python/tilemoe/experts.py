@@ -153,6 +153,21 @@ class Experts(nn.Module):
         weights = self._layer(self._own, options).weights
         return functional.moe_tokens(x, gate, weights, options, **how)
 
+    def with_router(
+        self,
+        x: Tensor,
+        router: _calls.LinearRouter,
+        options: Options,
+        addend: Callable[[], Tensor | None],
+        **how: Any,
+    ) -> Any:
+        """Call _calls.with_router with x (T, d), without rounding; None if it cannot."""
+        x, router = _calls.cast_router(x, router)
+        layer = self._layer(self._own, options)
+        if not _calls.in_one_node(x, router, layer, False):
+            return None
+        return _calls.with_router(x, router, layer, addend=addend(), **how)
+
     @property
     def is_quantized(self) -> bool:
         return isinstance(self.down_proj, QuantizedWeight)

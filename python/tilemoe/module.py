@@ -303,10 +303,13 @@ class MoE(nn.Module):
         mask = self._rows_of_mask(token_mask, x, spread, rounding)
         is_plain = spread is None and ids is None and mask is None and not x.requires_grad
         gate = self._gate_of_decode(tokens) if is_plain else None
+        own = tokens if gate is not None else self._cast(tokens)
+        plain = spread is None and ids is None and mask is None
         if gate is not None:
             out, aux, logits = self._decode(tokens, gate)
+        elif plain and (found := self._with_router(own, rounding)) is not None:
+            out, aux, logits = found
         else:
-            own = self._cast(tokens)
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
             router, how = self._routing(logits, ids, mask, rounding, x, spread)
             found = self.experts(
@@ -326,6 +329,7 @@ class MoE(nn.Module):
             out = spread.output(out)
         if aux is None:
             return out
+        assert logits is not None
         losses = self._losses(logits, aux.expert_counts, mask)
         counts, choice = self._counts(aux, mask), self._choice(aux, mask, local)
         if spread is None:
@@ -436,6 +440,30 @@ class MoE(nn.Module):
             selection_bias=self._selection_bias(),
             addend=self._shared(tokens, None),
             wants_logits=self._has_losses(),
+            return_aux=self.return_aux,
+        )
+
+    def _with_router(
+        self, tokens: Tensor, rounding: Rounding | None
+    ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
+        """Compute tokens (T, d) -> out (T, d), Aux and logits if return_aux, in one autograd node.
+
+        Return None if the result would differ from calling the modules, or if no operator computes
+        both: the gate or the experts were replaced, wrapped or have hooks.
+        """
+        if type(self.gate) is not Router or type(self.experts) is not Experts:
+            return None
+        if is_observed(self.experts) or rounding is not None:
+            return None
+        router = self.gate.as_linear(tokens)
+        if router is None:
+            return None
+        return self.experts.with_router(
+            tokens,
+            router,
+            self.options,
+            selection_bias=self._selection_bias(),
+            addend=lambda: self._shared(tokens, None),
             return_aux=self.return_aux,
         )
 
