@@ -237,11 +237,10 @@ Tensor weight_on_16(const Tensor& weight) {
 Tensor transposed(const Tensor& matrix) {
   const std::array sizes = {matrix.size(1), matrix.size(0)};
   const std::array strides = {matrix.stride(1), matrix.stride(0)};
-  int64_t offset = 0;
+  constexpr int64_t kSameOffset = 0;  // in addition to that of the matrix
   AtenTensorHandle made = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(matrix.get(), &offset));
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(), strides.data(), offset, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(),
+                                                        strides.data(), kSameOffset, &made));
   return Tensor(made);
 }
 

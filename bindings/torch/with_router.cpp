@@ -131,14 +131,13 @@ class Backward {
   // At least what each stage needs: a query of no gradients would be one of all.
   Tensor workspace_of(const tilemoe_experts& experts, tilemoe_backward_mode mode,
                       int64_t bits) const {
-    const tilemoe_routing_spec spec =
-        spec_of(call_, X_, experts, config_.numbers, H_.size(0));
+    const tilemoe_routing_spec spec = spec_of(call_, X_, experts, config_.numbers, H_.size(0));
     const auto all = static_cast<uint32_t>(bits ? bits : int64_t{TILEMOE_GRADIENT_W1});
     return call_.bytes(workspace_size(experts, spec, TILEMOE_PASS_BACKWARD, mode, all));
   }
 
-  void run(tilemoe_backward_mode mode, const MaybeTensor& dO, int64_t bits,
-           const Tensor& workspace, bool dH_in_workspace) const {
+  void run(tilemoe_backward_mode mode, const MaybeTensor& dO, int64_t bits, const Tensor& workspace,
+           bool dH_in_workspace) const {
     backward(call_, dO, X_, H_, mode, routing_, weights_, config_, select(bits), false, nullptr,
              &workspace, {}, dH_in_workspace, (bits & bit(kDX)) != 0);
   }
@@ -172,7 +171,7 @@ class Backward {
   }
 
   const Call call_;
-  const Tensor &dO_;
+  const Tensor& dO_;
   const MaybeTensor& given_;
   const Tensor &X_, &H_, &routing_, &router_weight_;
   const MaybeTensor& logits_;
@@ -191,24 +190,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> moe_with_router(
     const Tensor& X, const Tensor& router_weight, const MaybeTensor& router_bias,
     const MaybeTensor& selection_bias, const Tensors& weight_list, const MaybeTensor& addend,
     const std::vector<int64_t>& numbers, const std::vector<double>& reals, bool keep_H,
-    bool overwrite_H) {
-  Tensor logits;
-  {
-    const Call call({{"X", X}, {"router_weight", router_weight}, {"router_bias", router_bias}});
-    check_router(X, router_weight, router_bias);
-    logits = call.empty({X.size(0), router_weight.size(0)}, X.scalar_type());
-    call.mm(logits, X, transposed(router_weight), router_bias);
-  }
+    bool /*overwrite_H*/) {
+  const Call call({{"X", X},
+                   {"router_weight", router_weight},
+                   {"router_bias", router_bias},
+                   {"selection_bias", selection_bias},
+                   {"weights", kWeightNames, weight_list},
+                   {"addend", addend}});
+  const Weights weights(call, weight_list);
+  const Config config(numbers, reals);
+  check_router(X, router_weight, router_bias);
+  const Tensor logits = call.empty({X.size(0), router_weight.size(0)}, X.scalar_type());
+  call.mm(logits, X, transposed(router_weight), router_bias);
   const auto [O, H, routing, expert_counts] =
-      moe(X, logits, selection_bias, weight_list, addend, numbers, reals, keep_H, overwrite_H);
+      routed_forward(call, X, logits, selection_bias, weights, addend, config, keep_H);
   return {O, H, routing, expert_counts, logits};
 }
 
-std::vector<Tensor> moe_with_router_backward(
-    const Tensor& dO, const MaybeTensor& dlogits, const Tensor& X, const Tensor& H,
-    const Tensor& routing, const Tensor& router_weight, const Tensors& weights,
-    const MaybeTensor& logits, const std::vector<int64_t>& numbers,
-    const std::vector<double>& reals, int64_t wanted) {
+std::vector<Tensor> moe_with_router_backward(const Tensor& dO, const MaybeTensor& dlogits,
+                                             const Tensor& X, const Tensor& H,
+                                             const Tensor& routing, const Tensor& router_weight,
+                                             const Tensors& weights, const MaybeTensor& logits,
+                                             const std::vector<int64_t>& numbers,
+                                             const std::vector<double>& reals, int64_t wanted) {
   return Backward(dO, dlogits, X, H, routing, router_weight, weights, logits, numbers, reals,
                   wanted)
       .whole();

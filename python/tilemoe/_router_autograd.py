@@ -12,7 +12,7 @@ from ._engine import needed_now
 from ._layout import GRADIENTS, reads_logits
 from ._library import operators
 from ._overwrite import ANOTHER_GRADIENT, NO_MEMORY, Progress, capture_of
-from ._shapes import WANTED_BIAS
+from ._shapes import OF_ROUTER_BIAS
 from .autograd import OF_W1, Call, Stage, Walk
 from .options import TOP_K, At
 
@@ -55,7 +55,7 @@ class WithRouter(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dO, *others):
         dlogits, needs = others[-1] if others else None, needed_now(ctx) >> _FIRST
-        wanted = needs & _ALL | (needs >> _BIAS - _FIRST & 1) * WANTED_BIAS
+        wanted = needs & _ALL | (needs >> _BIAS - _FIRST & 1) * OF_ROUTER_BIAS
         if dO is None:
             return None, None, *_of_logits_alone(ctx, dlogits, wanted)
         walk = _Walk(ctx, dO, dlogits, wanted, bool(needs >> _ADDEND - _FIRST & 1))
@@ -77,7 +77,7 @@ def _of_logits_alone(ctx, dlogits, wanted):
             gradients[0] = dlogits @ router_weight
         if wanted & 2:
             gradients[1] = dlogits.mT @ X
-        if wanted & WANTED_BIAS:
+        if wanted & OF_ROUTER_BIAS:
             gradients[-1] = dlogits.sum(0)
     return gradients
 

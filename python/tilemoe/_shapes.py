@@ -42,7 +42,7 @@ WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP,
     1 << bit for bit in range(len(GRADIENTS))
 )
 # Of moe_with_router, where the gradient of router_weight is in the place of ds.
-WANTED_BIAS = 1 << len(GRADIENTS)
+OF_ROUTER_BIAS = 1 << len(GRADIENTS)
 
 
 def shape_text(shape):
@@ -387,7 +387,7 @@ def _made_with_router(X, H, router_weight, weights, numbers, wanted):
     of_layer = wanted & ((1 << len(GRADIENTS)) - 1) & ~WANTED_S
     dX, _, *others = empty_gradients(X, H, weights, numbers, of_layer)
     of_router = router_weight.new_empty(router_weight.shape) if wanted & WANTED_S else None
-    of_bias = router_weight.new_empty(router_weight.shape[:1]) if wanted & WANTED_BIAS else None
+    of_bias = router_weight.new_empty(router_weight.shape[:1]) if wanted & OF_ROUTER_BIAS else None
     made = (dX, of_router, *others, of_bias)
     return [gradient for gradient in made if gradient is not None]
 
