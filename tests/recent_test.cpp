@@ -39,8 +39,7 @@ TEST(Recent, OtherArgumentsHaveOtherResults) {
 
 TEST(Recent, ANewerResultTakesThePlace) {
   Results::Key first = {1, 0}, second = first;
-  do
-    ++second[1];
+  do ++second[1];
   while (Results::place_of(second) != Results::place_of(first));
   Results results;
   int made = 0;
@@ -54,8 +53,7 @@ TEST(Recent, AnErrorLeavesNoResult) {
   const Results::Key key = {5, 5};
   results.get(key, [] { return uint64_t{7}; });
   Results::Key other = key;
-  do
-    ++other[1];
+  do ++other[1];
   while (Results::place_of(other) != Results::place_of(key));
   const auto fail = []() -> uint64_t { throw std::runtime_error("no result"); };
   EXPECT_THROW(results.get(other, fail), std::runtime_error);

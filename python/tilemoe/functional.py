@@ -239,8 +239,9 @@ def moe_with_router(
     if chosen.K is None:
         raise ValueError("K is required")
     layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out, lora)
+    if type(router_weight) not in _library.PLAIN:
+        _library.require_weight(router_weight, "router_weight")
     _library.require_device(x, "x")
-    _library.require_weight(router_weight, "router_weight")
     _library.require_together(x, "x", router_weight=router_weight, router_bias=router_bias)
     rows = rows_of(x, "x", "(..., d)")
     own, router = cast_router(rows, LinearRouter(router_weight, router_bias))

@@ -26,6 +26,7 @@ from .routing import (
     check_token_mask,
     choose,
     router_losses,
+    rows_of,
     scores_of,
     shaped_like,
 )
@@ -298,7 +299,7 @@ class MoE(nn.Module):
         local = x
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
-        tokens = local.reshape(-1, self.d)  # (T, d)
+        tokens = rows_of(local, "x", "(..., d)")  # (T, d)
         # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
         mask = self._rows_of_mask(token_mask, x, spread, rounding)
         is_plain = spread is None and ids is None and mask is None and not x.requires_grad
@@ -451,18 +452,19 @@ class MoE(nn.Module):
         Return None if the result would differ from calling the modules, or if no operator computes
         both: the gate or the experts were replaced, wrapped or have hooks.
         """
-        if type(self.gate) is not Router or type(self.experts) is not Experts:
+        gate, experts = self.gate, self.experts
+        if type(gate) is not Router or type(experts) is not Experts:
             return None
-        if is_observed(self.experts) or rounding is not None:
+        if rounding is not None or is_observed(experts):
             return None
-        router = self.gate.as_linear(tokens)
+        router = gate.as_linear(tokens)
         if router is None:
             return None
-        return self.experts.with_router(
+        return experts.with_router(
             tokens,
             router,
             self.options,
-            selection_bias=self._selection_bias(),
+            selection_bias=gate.e_score_correction_bias,
             addend=lambda: self._shared(tokens, None),
             return_aux=self.return_aux,
         )
@@ -553,10 +555,11 @@ class MoE(nn.Module):
 
     def _shared(self, tokens: Tensor, spread: Spread | None) -> Tensor | None:
         """Compute the shared experts of tokens (T, d) -> (T, d)."""
-        if self.shared_experts is None:
+        shared_experts = self.shared_experts
+        if shared_experts is None:
             return None
         gate = self.shared_expert_gate
-        return self.shared_experts(
+        return shared_experts(
             tokens,
             None if gate is None else gate(tokens, spread),
             spread,

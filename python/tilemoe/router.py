@@ -144,8 +144,12 @@ class Router(nn.Module):
         """
         if type(self) is not Router or self.kind == "fixed" or self.dtype or is_observed(self):
             return None
-        self._check_devices(x, self.weight, self.bias)
-        return LinearRouter(self.weight, self.bias)
+        weight, bias, correction = self.weight, self.bias, self.e_score_correction_bias
+        device = x.device
+        for tensor in (weight, bias, correction):
+            if tensor is not None and tensor.device != device:
+                self._check_devices(x, weight, bias)
+        return LinearRouter(weight, bias)
 
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         local = spread.parameter if spread else plain
