@@ -49,7 +49,10 @@ class WithRouter(torch.autograd.Function):
         if not of_operator and not call.more:
             return O
         fixed = (H, routing, expert_counts) if of_operator else (routing, expert_counts)
-        ctx.mark_non_differentiable(*fixed)
+        if needs[_FIRST] or needs[_FIRST + 1] or needs[_BIAS]:
+            ctx.mark_non_differentiable(*fixed)
+        else:  # as the output of a linear layer whose inputs are all frozen
+            ctx.mark_non_differentiable(*fixed, logits)
         return O, *fixed, logits
 
     @staticmethod
