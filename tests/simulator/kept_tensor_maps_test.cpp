@@ -42,7 +42,8 @@ void expect_map_of(const TensorMapSpec& spec) {
 
 // One map for each change of one argument.
 std::vector<TensorMapSpec> variants() {
-  std::vector<TensorMapSpec> all = {spec_of(), spec_of(120), spec_of(128, 72), spec_of(128, 64, 264)};
+  std::vector<TensorMapSpec> all = {spec_of(), spec_of(120), spec_of(128, 72),
+                                    spec_of(128, 64, 264)};
   all.push_back(spec_of()), all.back().stride[1] += 8;
   all.push_back(spec_of()), all.back().size[2] = 5;
   all.push_back(spec_of()), all.back().box[1] = 16;
@@ -80,7 +81,8 @@ TEST(KeptTensorMaps, ManyInSeveralThreads) {
   for (int64_t t = 0; t < 4; ++t)
     threads.emplace_back([t] {
       for (int round = 0; round < 2; ++round)
-        for (int64_t i = 0; i < 1500; ++i) expect_map_of(spec_of(8 * (1 + i % 200), 8 * (1 + t + i)));
+        for (int64_t i = 0; i < 1500; ++i)
+          expect_map_of(spec_of(8 * (1 + i % 200), 8 * (1 + t + i)));
     });
   for (std::thread& thread : threads) thread.join();
 }
