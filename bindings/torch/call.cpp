@@ -234,6 +234,16 @@ Tensor weight_on_16(const Tensor& weight) {
   return torch::stable::copy_(copy, weight);
 }
 
+Tensor transposed(const Tensor& matrix) {
+  const std::array sizes = {matrix.size(1), matrix.size(0)};
+  const std::array strides = {matrix.stride(1), matrix.stride(0)};
+  constexpr int64_t kSameOffset = 0;  // in addition to that of the matrix
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes.data(),
+                                                        strides.data(), kSameOffset, &made));
+  return Tensor(made);
+}
+
 Tensor empty_like_weight(const Tensor& weight) {
   const auto empty = [&](Shape shape) {
     return empty_on(weight.device(), shape, weight.scalar_type());

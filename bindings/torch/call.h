@@ -71,6 +71,11 @@ class Call {
   Tensor zeros(std::initializer_list<int64_t> shape, ScalarType dtype) const;
   Tensor bytes(size_t count) const;
 
+  // By the kernels of torch.mm, torch.addmm and torch.add, with their bits, without the dispatcher.
+  // out (rows, columns) = A B, or bias (columns) + A B.
+  void mm(const Tensor& out, const Tensor& A, const Tensor& B, const MaybeTensor& bias) const;
+  Tensor add(const Tensor& a, const Tensor& b) const;
+
  private:
   torch::stable::Device torch_device_;
   tilemoe_device device_;
@@ -117,6 +122,8 @@ Tensor dense_rows_on_16(const Tensor& tensor);
 // 16 bytes, else a copy with the same layout. A weight that is neither row-major nor column-major
 // is returned unchanged, and the library rejects it.
 Tensor weight_on_16(const Tensor& weight);
+// A view (columns, rows) of a matrix.
+Tensor transposed(const Tensor& matrix);
 // New memory with the weight's layout: contiguous in the same one of the last two dimensions.
 Tensor empty_like_weight(const Tensor& weight);
 

@@ -1,6 +1,7 @@
 // A call on the CPU. The library has torch.get_num_threads() workers. Sizes of workspaces depend on
 // their number, so it is locked from the first query of a size to the last call.
 #include <pthread.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <mutex>
@@ -33,5 +34,17 @@ std::shared_ptr<void> lock_torch_threads() {
 
 Call::Call(std::initializer_list<Argument> arguments)
     : torch_device_(device_of(arguments)), device_(TILEMOE_CPU), guard_(lock_torch_threads()) {}
+
+void Call::mm(const Tensor& out, const Tensor& A, const Tensor& B, const MaybeTensor& bias) const {
+  TORCH_ERROR_CODE_CHECK(
+      bias ? aoti_torch_cpu_addmm_out(out.get(), bias->get(), A.get(), B.get(), 1.0, 1.0)
+           : aoti_torch_cpu_mm_out(out.get(), A.get(), B.get()));
+}
+
+Tensor Call::add(const Tensor& a, const Tensor& b) const {
+  AtenTensorHandle sum = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_add_Tensor(a.get(), b.get(), 1.0, &sum));
+  return Tensor(sum);
+}
 
 }  // namespace tilemoe_torch

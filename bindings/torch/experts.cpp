@@ -92,6 +92,18 @@ Tensor of_logits(const Call& call, const Tensor& ds, const Tensor& X, const Tens
 
 }  // namespace
 
+std::tuple<Tensor, Tensor, Tensor, Tensor> routed_forward(
+    const Call& call, const Tensor& X, const Tensor& logits, const MaybeTensor& selection_bias,
+    const Weights& weights, const MaybeTensor& addend, const Config& config, bool keep_H) {
+  const Rule& rule = config.numbers.rule;
+  check_top_k(rule);
+  const auto [routing, expert_counts] =
+      choose_and_route(call, logits, selection_bias, rule, config.reals.routed_scaling_factor);
+  const auto [O, H] =
+      forward(call, X, routing, weights, addend, logits.size(0) * rule.K, config, keep_H);
+  return {O, H, routing, expert_counts};
+}
+
 std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
     const Tensor& like, const std::vector<int64_t>& size_list,
     const std::vector<int64_t>& number_list, const std::vector<int64_t>& formats) {
@@ -155,15 +167,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe(
                    {"selection_bias", selection_bias},
                    {"weights", kWeightNames, weight_list},
                    {"addend", addend}});
-  const Weights weights(call, weight_list);
-  const Config config(numbers, reals);
-  const Rule& rule = config.numbers.rule;
-  check_top_k(rule);
-  const auto [routing, expert_counts] =
-      choose_and_route(call, logits, selection_bias, rule, config.reals.routed_scaling_factor);
-  const auto [O, H] =
-      forward(call, X, routing, weights, addend, logits.size(0) * rule.K, config, keep_H);
-  return {O, H, routing, expert_counts};
+  return routed_forward(call, X, logits, selection_bias, Weights(call, weight_list), addend,
+                        Config(numbers, reals), keep_H);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_tokens(

@@ -177,7 +177,8 @@ void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tenso
 void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
               tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
               const Config& config, const Gradients& gradients, bool accumulate,
-              const tilemoe_part* part, const Tensor* given_workspace, const Adapters& adapters) {
+              const tilemoe_part* part, const Tensor* given_workspace, const Adapters& adapters,
+              bool dH_in_workspace, bool adds_to_dX) {
   const Tensor rows = dense_rows_on_16(X);
   const MaybeTensor grad_rows = dO ? MaybeTensor(dense_rows_on_16(*dO)) : std::nullopt;
   tilemoe_experts experts = experts_of(call, X, weights, config);
@@ -190,6 +191,8 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   saved.H = call.view("H", H);
   adapters.save(call, saved);
   saved.state = mode == TILEMOE_BACKWARD_REST ? TILEMOE_SAVED_DH_OVER_H : TILEMOE_SAVED_H;
+  if (mode == TILEMOE_BACKWARD_REST && dH_in_workspace)
+    saved.state = TILEMOE_SAVED_H_AND_DH, saved.dH = given_workspace->data_ptr();
   if (part && part->first_token > 0) {  // the parts come in the order of their tokens
     saved.state = TILEMOE_SAVED_PARTS_OF_DH;
     saved.parts_tokens = part->first_token;
@@ -208,6 +211,7 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   args.mode = mode;
   args.dX = call.view("dX", gradients[kDX]);
   args.ds = call.view("ds", gradients[kDs]);
+  if (adds_to_dX) args.addend = args.dX;
   args.accumulate = accumulate;
   args.block_turns = call.ctas_per_sm();
   args.part = part;

@@ -119,12 +119,18 @@ void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tenso
                   const tilemoe_routing_spec& spec, const tilemoe_part* part, const Tensor& O,
                   const MaybeTensor& H, const Adapters& adapters = {});
 
+// The outputs of `moe`.
+std::tuple<Tensor, Tensor, Tensor, Tensor> routed_forward(
+    const Call& call, const Tensor& X, const Tensor& logits, const MaybeTensor& selection_bias,
+    const Weights& weights, const MaybeTensor& addend, const Config& config, bool keep_H);
+
 // Allocates all memory, the workspace last, before it launches anything, and frees the workspace
-// when it returns. A part uses a workspace of the caller.
+// when it returns. A part uses a workspace of the caller, and so do FIRST and the REST that reads
+// the dH in its workspace (dH_in_workspace). adds_to_dX: dX is its own addend.
 void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
               tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
               const Config& config, const Gradients& gradients, bool accumulate,
               const tilemoe_part* part = nullptr, const Tensor* given_workspace = nullptr,
-              const Adapters& adapters = {});
+              const Adapters& adapters = {}, bool dH_in_workspace = false, bool adds_to_dX = false);
 
 }  // namespace tilemoe_torch

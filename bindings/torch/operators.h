@@ -86,6 +86,24 @@ void experts_backward_part(const Tensor& dO, const Tensor& X, const Tensor& H,
                            const std::vector<int64_t>& numbers, const std::vector<double>& reals,
                            const Tensor& workspace);
 
+// with_router.cpp
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> moe_with_router(
+    const Tensor& X, const Tensor& router_weight, const MaybeTensor& router_bias,
+    const MaybeTensor& selection_bias, const Tensors& weights, const MaybeTensor& addend,
+    const std::vector<int64_t>& numbers, const std::vector<double>& reals, bool keep_H,
+    bool overwrite_H);
+std::vector<Tensor> moe_with_router_backward(const Tensor& dO, const MaybeTensor& dlogits,
+                                             const Tensor& X, const Tensor& H,
+                                             const Tensor& routing, const Tensor& router_weight,
+                                             const Tensors& weights, const MaybeTensor& logits,
+                                             const std::vector<int64_t>& numbers,
+                                             const std::vector<double>& reals, int64_t wanted);
+std::tuple<std::vector<Tensor>, bool> moe_with_router_backward_over_H(
+    const Tensor& dO, const MaybeTensor& dlogits, const Tensor& X, const Tensor& H,
+    const Tensor& routing, const Tensor& router_weight, const Tensors& weights,
+    const MaybeTensor& logits, const std::vector<int64_t>& numbers,
+    const std::vector<double>& reals, int64_t wanted);
+
 // lora.cpp
 Tensor pack_lora(const Tensors& lora, const Tensors& weight_list, const std::vector<int64_t>& ranks,
                  const std::vector<double>& scales, const std::vector<int64_t>& formats,

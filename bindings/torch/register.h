@@ -21,6 +21,9 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("experts", TORCH_BOX(&experts));
   m.impl("moe", TORCH_BOX(&moe));
   m.impl("moe_tokens", TORCH_BOX(&moe_tokens));
+  m.impl("moe_with_router", TORCH_BOX(&moe_with_router));
+  m.impl("moe_with_router_backward", TORCH_BOX(&moe_with_router_backward));
+  m.impl("moe_with_router_backward_over_H", TORCH_BOX(&moe_with_router_backward_over_H));
   m.impl("experts_backward", TORCH_BOX(&experts_backward));
   m.impl("experts_backward_over_H", TORCH_BOX(&experts_backward_over_H));
   m.impl("experts_backward_out", TORCH_BOX(&experts_backward_out));

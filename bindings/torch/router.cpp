@@ -7,13 +7,16 @@
 namespace tilemoe_torch {
 Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const Tensor& ds,
                        const MaybeTensor& logits, int64_t scoring, double routed_scaling_factor,
-                       ScalarType dtype) {
+                       ScalarType dtype, const Tensor* given_workspace) {
   const tilemoe_routing_spec& spec = routing.spec;
   const MaybeTensor rows = logits ? MaybeTensor(dense_rows(*logits)) : MaybeTensor();
   const Tensor dense_ds = dense(ds);
   const Tensor dlogits = call.empty({spec.T, spec.E}, dtype);
   size_t workspace_bytes = 0;
-  const Tensor workspace = routing_workspace(call, spec, &workspace_bytes);
+  check(tilemoe_routing_workspace_bytes(&spec, &workspace_bytes));
+  const bool fits =
+      given_workspace && static_cast<size_t>(given_workspace->numel()) >= workspace_bytes;
+  const Tensor workspace = fits ? *given_workspace : call.bytes(workspace_bytes);
   tilemoe_router_backward_args args{};
   args.struct_size = sizeof args;
   args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
@@ -59,42 +62,47 @@ struct LossesArgs {
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor> choose(const Call& call, const Tensor& logits,
-                                          const MaybeTensor& selection_bias, const Rule& rule,
-                                          double routed_scaling_factor, ScalarType ids_dtype) {
-  check_dims("logits", logits, 2, "(T, E)");
+void choose_into(const Call& call, const Tensor& logits, const MaybeTensor& selection_bias,
+                 const Rule& rule, double routed_scaling_factor, const tilemoe_tensor& scores,
+                 const tilemoe_tensor& ids, const Tensor& expert_counts) {
   const Tensor rows = dense_rows(logits);
-  const int64_t T = logits.size(0), E = logits.size(1), K = rule.K;
-  if (K < 1 || K > E)
-    refuse("K must be in [1, " + std::to_string(E) + "] for E = " + std::to_string(E) + ", got " +
-           std::to_string(K));
-  const Tensor scores = call.empty({T, K}, ScalarType::Float);
-  const Tensor ids = call.empty({T, K}, ids_dtype);
-  const Tensor expert_counts = call.empty({E}, ScalarType::Int);
   tilemoe_top_k_args args{};
   args.struct_size = sizeof args;
   args.device = call.device();
   args.scoring = narrowed<tilemoe_scoring>("scoring", rule.scoring);
-  args.K = K;
+  args.K = rule.K;
   args.logits = call.view("logits", rows);
   args.selection_bias = call.view("selection_bias", selection_bias);
-  args.ids = call.view("ids", ids);
-  args.scores = call.view("scores", scores);
+  args.ids = ids;
+  args.scores = scores;
   args.expert_counts = call.view("expert_counts", expert_counts);
   args.stream = call.stream();
   args.n_group = rule.n_group, args.topk_group = rule.topk_group;
   args.group_score = narrowed<tilemoe_group_score>("group_score", rule.group_score);
   args.routed_scaling_factor = static_cast<float>(routed_scaling_factor);
   check(tilemoe_top_k(&args));
-  return {scores, ids, expert_counts};
+}
+
+void check_choice(const Tensor& logits, int64_t K) {
+  check_dims("logits", logits, 2, "(T, E)");
+  const int64_t E = logits.size(1);
+  if (K < 1 || K > E)
+    refuse("K must be in [1, " + std::to_string(E) + "] for E = " + std::to_string(E) + ", got " +
+           std::to_string(K));
 }
 
 std::tuple<Tensor, Tensor, Tensor> top_k(const Tensor& logits, const MaybeTensor& selection_bias,
                                          const std::vector<int64_t>& rule,
                                          double routed_scaling_factor, ScalarType ids_dtype) {
   const Call call({{"logits", logits}, {"selection_bias", selection_bias}});
-  return choose(call, logits, selection_bias, unpack<Rule>("rule", rule), routed_scaling_factor,
-                ids_dtype);
+  const Rule chosen = unpack<Rule>("rule", rule);
+  check_choice(logits, chosen.K);
+  const Tensor scores = call.empty({logits.size(0), chosen.K}, ScalarType::Float);
+  const Tensor ids = call.empty({logits.size(0), chosen.K}, ids_dtype);
+  const Tensor expert_counts = call.empty({logits.size(1)}, ScalarType::Int);
+  choose_into(call, logits, selection_bias, chosen, routed_scaling_factor,
+              call.view("scores", scores), call.view("ids", ids), expert_counts);
+  return {scores, ids, expert_counts};
 }
 
 Tensor scores_at(const Tensor& logits, const Tensor& ids, int64_t scoring,

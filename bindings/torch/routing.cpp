@@ -85,12 +85,42 @@ Tensor routing_workspace(const Call& call, const tilemoe_routing_spec& spec, siz
   return call.bytes(*bytes);
 }
 
+// The scores, the ids and the workspace live until the routing is built: one allocation.
 std::tuple<Tensor, Tensor> choose_and_route(const Call& call, const Tensor& logits,
                                             const MaybeTensor& selection_bias, const Rule& rule,
                                             double routed_scaling_factor) {
-  const auto [scores, ids, expert_counts] =
-      choose(call, logits, selection_bias, rule, routed_scaling_factor, ScalarType::Int);
-  return {build_top_k(call, ids, scores, logits.size(1), kEveryPair), expert_counts};
+  check_choice(logits, rule.K);
+  const int64_t T = logits.size(0), E = logits.size(1);
+  const tilemoe_routing_spec spec =
+      routing_spec(call, TILEMOE_ROUTING_TOP_K, T, E, rule.K, kEveryPair);
+  size_t workspace_bytes = 0;
+  check(tilemoe_routing_workspace_bytes(&spec, &workspace_bytes));
+  constexpr size_t kAlignment = 256;
+  const size_t matrix_bytes = (static_cast<size_t>(T * rule.K) * sizeof(int32_t) + kAlignment - 1) /
+                              kAlignment * kAlignment;
+  const Tensor memory = call.bytes(2 * matrix_bytes + workspace_bytes);
+  char* const begin = static_cast<char*>(memory.data_ptr());
+  const auto matrix = [&](char* data, tilemoe_dtype dtype) {
+    tilemoe_tensor made{};
+    made.data = data, made.dtype = dtype, made.ndim = 2;
+    made.shape[0] = T, made.shape[1] = rule.K;
+    made.stride[0] = rule.K, made.stride[1] = 1;
+    return made;
+  };
+  const tilemoe_tensor scores = matrix(begin, TILEMOE_FLOAT32);
+  const tilemoe_tensor ids = matrix(begin + matrix_bytes, TILEMOE_INT32);
+  const Tensor expert_counts = call.empty({E}, ScalarType::Int);
+  choose_into(call, logits, selection_bias, rule, routed_scaling_factor, scores, ids,
+              expert_counts);
+  const Tensor routing_tensor = call.empty({elements(spec)}, ScalarType::Int);
+  tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
+  tilemoe_route_top_k_args args{};
+  args.struct_size = sizeof args;
+  args.ids = ids, args.scores = scores;
+  args.workspace = begin + 2 * matrix_bytes, args.workspace_bytes = workspace_bytes;
+  args.stream = call.stream();
+  check(tilemoe_route_top_k(&routing, &args));
+  return {routing_tensor, expert_counts};
 }
 
 std::tuple<Tensor, Tensor, Tensor> route_tokens(const Call& call, const Tensor& X,

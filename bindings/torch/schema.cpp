@@ -1,6 +1,6 @@
 // The operators' names and arguments, once for all devices. Python registers fake kernels
 // (python/tilemoe/_shapes.py) and autograd kernels (ops.py; autograd.py for experts and moe,
-// _lora_autograd.py for experts_lora).
+// _router_autograd.py for moe_with_router, _lora_autograd.py for experts_lora).
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -126,6 +126,28 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "moe_tokens(Tensor X, Tensor router_weight, Tensor? router_bias, Tensor? selection_bias, "
       "Tensor?[] weights, Tensor? addend, int[] numbers, float[] reals, ScalarType logits_dtype, "
       "bool wants_logits) -> (Tensor O, Tensor routing, Tensor expert_counts, Tensor logits)");
+  // `moe` with logits = X router_weight^T [+ router_bias], which it computes by torch's GEMM: (E, d),
+  // (E), both in X's dtype.
+  m.def(
+      "moe_with_router(Tensor X, Tensor router_weight, Tensor? router_bias, "
+      "Tensor? selection_bias, Tensor?[] weights, Tensor? addend, int[] numbers, float[] reals, "
+      "bool keep_H, bool overwrite_H) -> (Tensor O, Tensor H, Tensor routing, "
+      "Tensor expert_counts, Tensor logits)");
+  // Its gradients whose bit is in `wanted`, in the order of experts_backward, with the gradient of
+  // router_weight in the place of ds, and then, at bit 8, that of router_bias. `dlogits` (T, E) is
+  // added to the logits' gradient, for example that of the losses. The router's part of dX is an
+  // addend of the sum over the experts: dX is rounded once.
+  m.def(
+      "moe_with_router_backward(Tensor dO, Tensor? dlogits, Tensor X, Tensor H, Tensor routing, "
+      "Tensor router_weight, Tensor?[] weights, Tensor? logits, int[] numbers, float[] reals, "
+      "int wanted) -> Tensor[]");
+  // The same, with dH written over H. If no memory is left for the gradients of W1 and b1,
+  // `complete` is false and `made` has all others; experts_backward_over_H without dO then computes
+  // them.
+  m.def(
+      "moe_with_router_backward_over_H(Tensor dO, Tensor? dlogits, Tensor X, Tensor(a!) H, "
+      "Tensor routing, Tensor router_weight, Tensor?[] weights, Tensor? logits, int[] numbers, "
+      "float[] reals, int wanted) -> (Tensor[] made, bool complete)");
   // The gradients whose bit is in `wanted` (TILEMOE_GRADIENT_), in that order: dX, ds, dW1, dW1_up,
   // dW2, db1, db1_up, db2. Others are not computed. Under a scoring rule, the result of
   // router_backward replaces ds: one call less for the host.

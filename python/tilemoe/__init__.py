@@ -18,7 +18,13 @@ if _TYPE_CHECKING:
     from ._config import set_arch, set_kit, show_config
     from ._library import VERSION as __version__
     from ._library import set_block_turns, set_ctas_per_sm
-    from .functional import WeightGradients, grouped_experts, moe, moe_general
+    from .functional import (
+        WeightGradients,
+        grouped_experts,
+        moe,
+        moe_general,
+        moe_with_router,
+    )
     from .gemms import Routing, combine_mm, gathered_mm, route, route_ids, route_pairs, route_rows
     from .integrations.from_modules import from_modules
     from .lora import LoRA
@@ -56,6 +62,7 @@ __all__ = [
     "grouped_experts",
     "moe",
     "moe_general",
+    "moe_with_router",
     "quantize_",
     "quantize_experts",
     "quantize_fp8",
@@ -78,7 +85,9 @@ __all__ = [
 _MODULES = {  # modules of the names, in the order of loading
     "_config": ("set_arch", "set_kit", "show_config"),
     "_library": ("set_block_turns", "set_ctas_per_sm"),
-    "functional": ("WeightGradients", "grouped_experts", "moe", "moe_general"),
+    "functional": (
+        "WeightGradients", "grouped_experts", "moe", "moe_general", "moe_with_router",
+    ),
     "gemms": (
         "Routing", "combine_mm", "gathered_mm", "route", "route_ids", "route_pairs", "route_rows",
     ),

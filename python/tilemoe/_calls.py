@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _checks, _given_memory, _library, _lora_autograd, _travel, autograd, ops
+from . import (
+    _checks,
+    _given_memory,
+    _library,
+    _lora_autograd,
+    _router_autograd,
+    _travel,
+    autograd,
+    ops,
+)
+from ._autocast import autocast_dtype
 from ._layout import WEIGHTS, array_of, counters_of, offsets_of, rule_of
 from ._quantized import Weight, any_quantized, operands
 from ._shapes import shape_text
@@ -136,6 +146,99 @@ def _routed(x, router, layer, ids, selection_bias, seed, offset, addend, return_
         check_shape("scores", router, T, ids.shape[1])
     how = addend, options.capacity, options.on_overflow, return_aux
     return of_ids(rows, router, ids, E, layer, *how)
+
+
+# ---------------------------------------------------------------- the router's GEMM in the call
+
+
+class LinearRouter(NamedTuple):
+    """Router whose logits are torch.nn.functional.linear(x, weight, bias)."""
+
+    weight: Tensor  # (E, d)
+    bias: Tensor | None = None  # (E)
+
+
+def cast_router(x: Tensor, router: LinearRouter) -> tuple[Tensor, LinearRouter]:
+    """Return x and the router as torch's linear layer casts them under autocast."""
+    dtype = autocast_dtype(x.device)
+    if dtype is None:
+        return x, router
+    return _cast(x, dtype), LinearRouter(_cast(router.weight, dtype), _cast(router.bias, dtype))
+
+
+def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> bool:
+    """Return whether `moe_with_router` computes this call; otherwise logits, then `routed`.
+
+    Both have the same logits, choice and output. The operator has no token rounding, whose routing
+    needs the logits before, no capacity, no adapters and quantised weights, which have operators of
+    their own, and no memory for gradients. It does not write dH over H in a compiled backward.
+    """
+    options, weight, bias = layer.options, router.weight, router.bias
+    if layer.lora is not None or layer.weight_grad_out is not None or any_quantized(layer.weights):
+        return False
+    if options.K is None or options.capacity is not None or (rounds and options.rounding):
+        return False
+    if torch.compiler.is_compiling():
+        if options.overwrite_H:
+            return False
+    elif torch._C._are_functorch_transforms_active():
+        return False  # refused there
+    plain, dtype = _library.PLAIN, x.dtype
+    if type(x) not in plain or type(weight) not in plain or weight.dtype != dtype:
+        return False  # DTensors and quantised weights have kernels of their own
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.device != x.device:
+        return False  # the linear layer raises the error
+    if bias is None:
+        return True
+    return type(bias) in plain and bias.dtype == dtype and bias.shape == weight.shape[:1]
+
+
+def with_router(
+    x: Tensor,
+    router: LinearRouter,
+    layer: Layer,
+    *,
+    selection_bias: Tensor | None,
+    addend: Tensor | None,
+    return_aux: bool,
+) -> tuple[Tensor, Aux | None, Tensor | None]:
+    """Compute O (T, d), its Aux and the logits (T, E) from x (T, d), for a call in_one_node.
+
+    Without return_aux only O. x and the router are those of cast_router.
+    """
+    options, weights = layer.options, layer.weights
+    weight, bias = router
+    if options.n_group != 1 or options.topk_group != 1:
+        _checks.groups(options, weight.shape[0], options.K)
+    rest = (options.numbers, options.reals)
+    try:
+        if autocast_dtype(x.device) is not None:
+            addend = _cast(addend, x.dtype)
+            weights = [_cast(one, x.dtype) for one in weights]
+        args = x, weight, bias, selection_bias, weights, addend, *rest
+        if not torch.is_grad_enabled():
+            op = _ops.moe_with_router.default
+            O, _, *more = ops.call_undifferentiated(op, *args, False, False)
+        elif torch.compiler.is_compiling():
+            differentiable = (x, weight, bias, *weights, addend)
+            keep_H = any(t is not None and t.requires_grad for t in differentiable[:-1])
+            op = _ops.moe_with_router.default
+            O, _, *more = ops.call(op, *args, keep_H, bool(options.overwrite_H))
+        else:
+            found = _router_autograd.differentiated(
+                x, router, selection_bias, weights, addend, rest, options.overwrite_H, return_aux
+            )
+            if not return_aux:
+                return found, None, None
+            O, *more = found
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        _library.require_dtype(x)
+        require_weights(layer.weights, addend)
+        raise
+    if not return_aux:
+        return O, None, None
+    routing, counts, logits = more
+    return O, aux_of_top_k(routing, counts, choice_of(logits, options, selection_bias)), logits
 
 
 def _top_k(x, logits, layer, addend, selection_bias, return_aux):

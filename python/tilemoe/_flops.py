@@ -3,7 +3,7 @@
 The formulas count the GEMMs. A layer of T tokens with K experts each has 6 * T * K * d * n flops in
 forward and 12 * T * K * d * n in backward if its activation has a gate, otherwise 4 and 8, without
 gradients that are not computed. The router's linear layer is counted by torch, except in
-`moe_tokens` and `router_logits`. The rows of a rounded routing count as T * K.
+`moe_with_router`, `moe_tokens` and `router_logits`. The rows of a rounded routing count as T * K.
 
 torch.utils.flop_counter imports triton, which takes longer to import than this package, so the
 formulas are registered when a program imports torch.utils.flop_counter.
@@ -63,6 +63,20 @@ def _experts(X, router, routing, weights, addend, capacity, numbers, *_, **__):
 
 def _moe(X, logits, selection_bias, weights, addend, numbers, *_, **__):
     return _forward(X, weights, X[0] * numbers[At.K], numbers)
+
+
+def _moe_with_router(X, router_weight, router_bias, selection_bias, weights, addend, numbers, *_,
+                     **__):  # fmt: skip
+    return _moe_tokens(
+        X, router_weight, router_bias, selection_bias, weights, addend, numbers
+    )
+
+
+def _moe_with_router_backward(dO, dlogits, X, H, routing, router_weight, weights, logits, numbers,
+                              reals, wanted, **_):  # fmt: skip
+    E, d = router_weight
+    router = bool(wanted & WANTED_X) + bool(wanted & WANTED_S)  # dX and the weight's gradient
+    return 2 * X[0] * E * d * router + _backward(True, X, H, weights, numbers, wanted)
 
 
 def _moe_tokens(X, router_weight, router_bias, selection_bias, weights, addend, numbers, *_, **__):
@@ -157,6 +171,9 @@ _FORMULAS = {
     "combine_mm_backward": _combine_mm_backward,
     "experts": _experts,
     "moe": _moe,
+    "moe_with_router": _moe_with_router,
+    "moe_with_router_backward": _moe_with_router_backward,
+    "moe_with_router_backward_over_H": _moe_with_router_backward,
     "moe_tokens": _moe_tokens,
     "router_logits": _router_logits,
     "experts_lora": _experts_lora,

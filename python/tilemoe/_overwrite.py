@@ -28,7 +28,7 @@ NOT_KEPT = (
     "tilemoe_backward: H was not saved; call the layer with gradients enabled, or the "
     "operator with keep_H"
 )
-_ANOTHER_GRADIENT = (
+ANOTHER_GRADIENT = (
     "tilemoe_backward: an earlier backward ran out of memory after it had written dH over "
     "H, and only a backward with the same gradient of the output, for the same inputs, "
     "can continue from dH; run forward again"
@@ -139,6 +139,7 @@ class Progress:
 
     consumed = False  # H contains dH or a part of it
     left: Left | None = None  # another walk can continue from dH
+    dlogits: Tensor | None = None  # gradient of the logits that moe_with_router returned
 
     def claim(self):
         """Claim H before the first write."""
@@ -153,6 +154,6 @@ class Progress:
         if left is not self.left or left is None:  # another thread has taken it
             raise RuntimeError(CONSUMED)
         if wanted != left.wanted or not same or left.dO._version != left.version:
-            raise RuntimeError(_ANOTHER_GRADIENT)
+            raise RuntimeError(ANOTHER_GRADIENT)
         self.left = None
         return left

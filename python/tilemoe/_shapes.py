@@ -41,6 +41,8 @@ from .options import (
 WANTED_X, WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_W2, WANTED_B1, WANTED_B1_UP, WANTED_B2 = (
     1 << bit for bit in range(len(GRADIENTS))
 )
+# Of moe_with_router, where the gradient of router_weight is in the place of ds.
+OF_ROUTER_BIAS = 1 << len(GRADIENTS)
 
 
 def shape_text(shape):
@@ -254,6 +256,24 @@ def _(X, logits, selection_bias, weights, addend, numbers, reals, keep_H, overwr
     return O, H, routing, expert_counts
 
 
+@_register("moe_with_router")
+def _(X, router_weight, router_bias, selection_bias, weights, addend, numbers, reals, keep_H,
+      overwrite_H):  # fmt: skip
+    _check_lists(weights, numbers, reals)
+    _check_dims("X", X, 2, "(T, d)")
+    _check_dims("router_weight", router_weight, 2, "(E, d)")
+    E, rule, factor = router_weight.shape[0], numbers[: len(RULE)], reals[At.ROUTED_SCALING_FACTOR]
+    _check_shape("moe_with_router", "router_weight", router_weight, E, X.shape[1])
+    _check_shape("moe_with_router", "router_bias", router_bias, E)
+    logits = X.new_empty((X.shape[0], E))
+    routing, expert_counts = _fake_route_logits(logits, selection_bias, rule, factor)
+    capacity = X.shape[0] * rule[At.K]
+    O, H = _fake_experts(
+        X, logits, routing, weights, addend, capacity, numbers, reals, keep_H, overwrite_H
+    )
+    return O, H, routing, expert_counts, logits
+
+
 @_register("gathered_mm")
 def _(X, routing, W, b, capacity, kind, K):
     _check_mm("tilemoe_gathered_mm", X, W, b, "X", "(T, d)", "(E, n, d)")
@@ -361,6 +381,27 @@ def _(dO, X, H, routing, weights, logits, gradients, places, numbers, reals, rou
       accumulate):  # fmt: skip
     _check_backward(dO, X, weights, numbers, reals, gradients, places)
     return _made(X, H, weights, numbers, router_dtype, wanted), True
+
+
+def _made_with_router(X, H, router_weight, weights, numbers, wanted):
+    of_layer = wanted & ((1 << len(GRADIENTS)) - 1) & ~WANTED_S
+    dX, _, *others = empty_gradients(X, H, weights, numbers, of_layer)
+    of_router = router_weight.new_empty(router_weight.shape) if wanted & WANTED_S else None
+    of_bias = router_weight.new_empty(router_weight.shape[:1]) if wanted & OF_ROUTER_BIAS else None
+    made = (dX, of_router, *others, of_bias)
+    return [gradient for gradient in made if gradient is not None]
+
+
+@_register("moe_with_router_backward")
+def _(dO, dlogits, X, H, routing, router_weight, weights, logits, numbers, reals, wanted):
+    _check_backward(dO, X, weights, numbers, reals)
+    return _made_with_router(X, H, router_weight, weights, numbers, wanted)
+
+
+@_register("moe_with_router_backward_over_H")
+def _(dO, dlogits, X, H, routing, router_weight, weights, logits, numbers, reals, wanted):
+    _check_backward(dO, X, weights, numbers, reals)
+    return _made_with_router(X, H, router_weight, weights, numbers, wanted), True
 
 
 @_register("experts_part")

@@ -28,7 +28,7 @@ _INPUTS, _FIRST = 11, 2  # inputs of Experts, and the first one with a gradient
 _ALL = (1 << len(GRADIENTS)) - 1
 # Positions of the bits of each set of gradients.
 _BITS = [[bit for bit in range(len(GRADIENTS)) if bits & 1 << bit] for bits in range(_ALL + 1)]
-_OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # computed from dH and X alone
+OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # computed from dH and X alone
 _REFUSALS = (
     ValueError,
     NotImplementedError,
@@ -98,7 +98,8 @@ class Experts(torch.autograd.Function):
     def backward(ctx, dO, *_):
         if dO is None:
             return (None,) * _INPUTS
-        walk = _Walk(ctx, dO, needed_now(ctx) >> _FIRST)
+        needs = needed_now(ctx) >> _FIRST  # the addend's bit is the last
+        walk = Walk(ctx, dO, needs & _ALL, needs > _ALL)
         try:
             while walk.stages:
                 walk.run(walk.stages[0])
@@ -123,16 +124,16 @@ def forward_in_chunks(X, routing, weights, capacity, numbers, reals, keep_H, com
 # ---------------------------------------------------------------- the stages of backward
 
 
-class _Walk:
+class Walk:
     """One backward pass through one call: the stages to run and the eight gradients made so far.
 
     A gradient is None if it is given, not wanted or not yet made.
     """
 
-    def __init__(self, ctx, dO, needs):
-        """Start with the bits of the gradients to compute; the addend's bit is the last."""
+    def __init__(self, ctx, dO, wanted, of_addend):
+        """Start with the bits of the gradients to compute, and whether the addend's is needed."""
         self.call, self.progress, self.dO = ctx.call, ctx.progress, dO
-        self.wanted, self.of_addend = needs & _ALL, needs > _ALL
+        self.wanted, self.of_addend = wanted, of_addend
         self.over_H = self.has_dH = False  # dH will be written over H; H contains dH
         self.made: list[Tensor | None] = [None] * len(GRADIENTS)
         self.stages: list[Stage] = []
@@ -141,12 +142,15 @@ class _Walk:
             if self.call.overwrite_H is None:
                 ctx.saved_tensors  # if torch has freed them, its error explains retain_graph
             raise RuntimeError(CONSUMED)
-        X, H, routing, *weights, logits = ctx.saved_tensors
         numbers, reals = self.call.rest[-2:]
         self.scores_given = numbers[At.SCORING] == SCORES_GIVEN
-        self.saved = ops.Saved(X, H, routing, weights, logits, numbers, reals, ctx.router_dtype)
+        self.saved = ops.Saved(*self._tensors(ctx), numbers, reals, ctx.router_dtype)
         if self.wanted:
             self._begin(ctx)
+
+    def _tensors(self, ctx):
+        X, H, routing, *weights, logits = ctx.saved_tensors
+        return X, H, routing, weights, logits
 
     def _begin(self, ctx):
         """Decide whether dH is written over H, and list the stages."""
@@ -177,7 +181,7 @@ class _Walk:
         The gradients of W1 and b1 are a separate last stage while X may arrive, and in a trace:
         their memory is allocated when dX's workspace is free. Otherwise the operator does this.
         """
-        call, first, last = self.call, self.wanted & ~_OF_W1, self.wanted & _OF_W1
+        call, first, last = self.call, self.wanted & ~OF_W1, self.wanted & OF_W1
         apart = self.traced or (call.comm is not None and call.comm.travel.overlap)
         if not (self.over_H and apart and first and last & ~self.of_given):
             return [Stage(self.wanted)]
@@ -217,7 +221,7 @@ class _Walk:
             found = self._part(stage)
         else:
             found, complete = ops.experts_backward_over_H(dO, self.saved, given, new, accumulate)
-        for bit, gradient in zip(_BITS[new if complete else new & ~_OF_W1], found):
+        for bit, gradient in zip(_BITS[new if complete else new & ~OF_W1], found):
             self.made[bit] = gradient
         self.has_dH = self.over_H and (stage.chunk is None or stage.gradients != 0)
         if complete:
@@ -233,14 +237,14 @@ class _Walk:
         """Return the stages that experts_backward_over_H had no memory for after writing dH."""
         if new & WANTED_S and not self.scores_given:
             yield _ROUTER
-        if new & _OF_W1:
-            yield Stage(stage.gradients & _OF_W1, from_dH=True)
+        if new & OF_W1:
+            yield Stage(stage.gradients & OF_W1, from_dH=True)
 
     def _part(self, stage):
         """Return the gradients of all chunks after the last chunk, else none."""
         if self.parts is None:
             X, H, _, weights, _, numbers, *_ = self.saved
-            made = empty_gradients(X, H, weights, numbers, self.wanted & ~_OF_W1)
+            made = empty_gradients(X, H, weights, numbers, self.wanted & ~OF_W1)
             self.parts = made, ops.empty_workspace(self.saved)
         made, workspace = self.parts
         chunks = self.call.comm.chunks
@@ -252,7 +256,7 @@ class _Walk:
 
     def gradients(self):
         """Return all nine gradients, in the types of their tensors."""
-        of_X, of_router, *of_weights = self.made
+        of_X, of_router, *of_weights = self.made[: len(GRADIENTS)]
         if of_router is not None and self.scores_given:
             of_router = of_router.to(self.saved.router_dtype)
         of_addend = _addend_gradient(self.dO, self.saved) if self.of_addend else None

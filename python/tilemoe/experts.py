@@ -153,6 +153,31 @@ class Experts(nn.Module):
         weights = self._layer(self._own, options).weights
         return functional.moe_tokens(x, gate, weights, options, **how)
 
+    def with_router(
+        self,
+        x: Tensor,
+        router: _calls.LinearRouter,
+        options: Options,
+        addend: Callable[[], Tensor | None],
+        **how: Any,
+    ) -> Any:
+        """Call _calls.with_router with x (T, d), without rounding; None if it cannot."""
+        x, router = _calls.cast_router(x, router)
+        up = self._up
+        weights = (
+            getattr(self, up), None, self.down_proj, getattr(self, up + "_bias"), None,
+            self.down_proj_bias,
+        )  # fmt: skip
+        for weight in weights:
+            if weight is not None and type(weight) not in _library.PLAIN:
+                return None  # quantised, or a DTensor
+        if self.lora_scale is not None:
+            return None
+        layer = _calls.Layer(list(weights), options)
+        if not _calls.in_one_node(x, router, layer, False):
+            return None
+        return _calls.with_router(x, router, layer, addend=addend(), **how)
+
     @property
     def is_quantized(self) -> bool:
         return isinstance(self.down_proj, QuantizedWeight)

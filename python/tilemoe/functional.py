@@ -10,7 +10,7 @@ are cast, as in a linear layer; logits and scores are not cast, because routing 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -18,14 +18,19 @@ from torch import Tensor
 from . import _checks, _library, ops
 from ._calls import (
     Layer,
+    LinearRouter,
     WeightGradients,
     aux_of_top_k,
+    cast_router,
     choice_of,
     experts_in,
+    in_one_node,
     of_routing,
     require_weights,
     routed,
     shaped_as,
+    shaped_choice,
+    with_router,
 )
 from ._layout import rule_of
 from ._quantized import Weight
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 _ops = _library.operators
 _moe, _moe_general = Reader("moe", OfMoe), Reader("moe_general", OfRows)
 _grouped_experts = Reader("grouped_experts", OfRows)
+_with_router = Reader("moe_with_router", OfMoe)
 
 
 class _Tensors(TypedDict, total=False):
@@ -167,6 +173,94 @@ def moe(
         x, logits_or_scores, layer, ids=ids, selection_bias=selection_bias, seed=seed,
         offset=offset, addend=addend, return_aux=return_aux,
     )  # fmt: skip
+
+
+@_with_router.shows
+def moe_with_router(
+    x: Tensor,
+    router_weight: Tensor,
+    W1: Weight,
+    W2: Weight,
+    *,
+    router_bias: Tensor | None = None,
+    W1_up: Weight | None = None,
+    b1: Tensor | None = None,
+    b1_up: Tensor | None = None,
+    b2: Tensor | None = None,
+    selection_bias: Tensor | None = None,
+    seed: Counter | None = None,
+    offset: Counter | None = None,
+    addend: Tensor | None = None,
+    weight_grad_out: WeightGradients | None = None,
+    lora: LoRA | None = None,
+    return_aux: bool = False,
+    **options: Unpack[OfMoe],
+) -> Any:
+    """Compute `moe` with the logits x router_weight^T + router_bias, in one autograd node.
+
+    The output has the bits of `moe` with `torch.nn.functional.linear(x, router_weight,
+    router_bias)`. In backward, the kernel that sums dX over the experts adds the router's part,
+    which saves a pass over dX and a rounding. With token rounding, `capacity`, `weight_grad_out`,
+    `lora` or quantised weights the linear layer is a node of its own.
+
+    Args:
+        x: As in `moe`.
+        router_weight: Weight of the router, shape (E, d), dtype of x. Receives a gradient.
+        W1: As in `moe`.
+        W2: As in `moe`.
+        router_bias: Bias of the router, shape (E), dtype of x. Receives a gradient.
+        W1_up: As in `moe`.
+        b1: As in `moe`.
+        b1_up: As in `moe`.
+        b2: As in `moe`.
+        selection_bias: As in `moe`.
+        seed: As in `moe`.
+        offset: As in `moe`.
+        addend: As in `moe`.
+        weight_grad_out: As in `moe`.
+        lora: As in `moe`.
+        return_aux: Also return the logits and the `Aux`.
+        **options: Options of the layer by name; see `tilemoe.options.Options`.
+
+    Returns:
+        O, shape and dtype of x; with `return_aux` O, the logits, shape (..., E), which have a
+        gradient, for example that of `router_losses`, and an `Aux`.
+
+    Raises:
+        ValueError: A shape, a dtype, a device or an option is wrong; other errors as in `moe`.
+
+    Example:
+        >>> x, router_weight = torch.randn(6, 16), torch.randn(4, 16)
+        >>> W1, W2 = torch.randn(4, 2 * 8, 16), torch.randn(4, 16, 8)
+        >>> tilemoe.moe_with_router(x, router_weight, W1, W2, K=2).shape
+        torch.Size([6, 16])
+    """
+    chosen = _with_router(options)  # type: ignore[arg-type]
+    if chosen.K is None:
+        raise ValueError("K is required")
+    layer = Layer([W1, W1_up, W2, b1, b1_up, b2], chosen, weight_grad_out, lora)
+    if type(router_weight) not in _library.PLAIN:
+        _library.require_weight(router_weight, "router_weight")
+    _library.require_device(x, "x")
+    _library.require_together(x, "x", router_weight=router_weight, router_bias=router_bias)
+    rows = rows_of(x, "x", "(..., d)")
+    own, router = cast_router(rows, LinearRouter(router_weight, router_bias))
+    if not in_one_node(own, router, layer, rounds=True):
+        logits = torch.nn.functional.linear(x, router_weight, router_bias)
+        found = routed(
+            x, logits, layer, ids=None, selection_bias=selection_bias, seed=seed, offset=offset,
+            addend=addend, return_aux=return_aux,
+        )  # fmt: skip
+        return (found[0], logits, found[1]) if return_aux else found
+    if addend is not None:
+        addend = shaped_as(addend, rows)
+    out, aux, logits = with_router(
+        own, router, layer, selection_bias=selection_bias, addend=addend, return_aux=return_aux
+    )
+    out = shaped_like(out, x)
+    if aux is None:
+        return out
+    return out, shaped_like(logits, x), shaped_choice(aux, x)
 
 
 @overload

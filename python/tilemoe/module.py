@@ -26,6 +26,7 @@ from .routing import (
     check_token_mask,
     choose,
     router_losses,
+    rows_of,
     scores_of,
     shaped_like,
 )
@@ -298,15 +299,18 @@ class MoE(nn.Module):
         local = x
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
-        tokens = local.reshape(-1, self.d)  # (T, d)
+        tokens = rows_of(local, "x", "(..., d)")  # (T, d)
         # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
         mask = self._rows_of_mask(token_mask, x, spread, rounding)
         is_plain = spread is None and ids is None and mask is None and not x.requires_grad
         gate = self._gate_of_decode(tokens) if is_plain else None
+        own = tokens if gate is not None else self._cast(tokens)
+        plain = spread is None and ids is None and mask is None
         if gate is not None:
             out, aux, logits = self._decode(tokens, gate)
+        elif plain and (found := self._with_router(own, rounding)) is not None:
+            out, aux, logits = found
         else:
-            own = self._cast(tokens)
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
             router, how = self._routing(logits, ids, mask, rounding, x, spread)
             found = self.experts(
@@ -326,6 +330,7 @@ class MoE(nn.Module):
             out = spread.output(out)
         if aux is None:
             return out
+        assert logits is not None
         losses = self._losses(logits, aux.expert_counts, mask)
         counts, choice = self._counts(aux, mask), self._choice(aux, mask, local)
         if spread is None:
@@ -439,6 +444,31 @@ class MoE(nn.Module):
             return_aux=self.return_aux,
         )
 
+    def _with_router(
+        self, tokens: Tensor, rounding: Rounding | None
+    ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
+        """Compute tokens (T, d) -> out (T, d), Aux and logits if return_aux, in one autograd node.
+
+        Return None if the result would differ from calling the modules, or if no operator computes
+        both: the gate or the experts were replaced, wrapped or have hooks.
+        """
+        gate, experts = self.gate, self.experts
+        if type(gate) is not Router or type(experts) is not Experts:
+            return None
+        if rounding is not None or is_observed(experts):
+            return None
+        router = gate.as_linear(tokens)
+        if router is None:
+            return None
+        return experts.with_router(
+            tokens,
+            router,
+            self.options,
+            selection_bias=gate.e_score_correction_bias,
+            addend=lambda: self._shared(tokens, None),
+            return_aux=self.return_aux,
+        )
+
     def _selection_bias(self) -> Tensor | None:
         """Return the selection bias of the gate, or of the gate inside a wrapper."""
         if isinstance(self.gate, Router):
@@ -525,10 +555,11 @@ class MoE(nn.Module):
 
     def _shared(self, tokens: Tensor, spread: Spread | None) -> Tensor | None:
         """Compute the shared experts of tokens (T, d) -> (T, d)."""
-        if self.shared_experts is None:
+        shared_experts = self.shared_experts
+        if shared_experts is None:
             return None
         gate = self.shared_expert_gate
-        return self.shared_experts(
+        return shared_experts(
             tokens,
             None if gate is None else gate(tokens, spread),
             spread,

@@ -2,7 +2,8 @@
 
 Names and arguments of the operators are in bindings/torch/schema.cpp, fake kernels in _shapes.py.
 Some autograd kernels are in other files: those of `experts` and `moe` in autograd.py, that of
-`experts_lora` in _lora_autograd.py, and those of the single GEMMs in _mm_autograd.py.
+`moe_with_router` in _router_autograd.py, that of `experts_lora` in _lora_autograd.py, and those of
+the single GEMMs in _mm_autograd.py.
 """
 
 from typing import NamedTuple
@@ -147,6 +148,24 @@ def experts_backward_over_H(dO, saved, given, wanted, accumulate):
     return call_undifferentiated(
         _ops.experts_backward_over_H.default, dO, X, H, routing, weights, logits,
         *pack_gradients(given), numbers, reals, router_dtype, wanted, accumulate,
+    )  # fmt: skip
+
+
+def moe_with_router_backward(dO, dlogits, saved, router_weight, wanted):
+    """Return the gradients of `wanted`, whose bit 1 is router_weight's and bit 8 router_bias's."""
+    X, H, routing, weights, logits, numbers, reals, _ = saved
+    return call_in_backward(
+        _ops.moe_with_router_backward.default, dO, dlogits, X, H, routing, router_weight, weights,
+        logits, numbers, reals, wanted,
+    )  # fmt: skip
+
+
+def moe_with_router_backward_over_H(dO, dlogits, saved, router_weight, wanted):
+    """Return the same gradients, and whether all of them could be allocated."""
+    X, H, routing, weights, logits, numbers, reals, _ = saved
+    return call_undifferentiated(
+        _ops.moe_with_router_backward_over_H.default, dO, dlogits, X, H, routing, router_weight,
+        weights, logits, numbers, reals, wanted,
     )  # fmt: skip
 
 
@@ -378,14 +397,17 @@ def _refuse_tangents_alone(name):
 _differentiate("moe_tokens", lambda *_: None, _refuse_backward)
 _ROUTES = ("route_logits", "route_top_k", "route_general", "route_rounded", "route_grouped")
 _PARTS = ("experts_part", "experts_backward_part")
-_BACKWARDS = ("top_k_backward", "experts_backward", "experts_lora_backward", "router_backward",
+_BACKWARDS = ("top_k_backward", "experts_backward", "moe_with_router_backward",
+              "experts_lora_backward", "router_backward",
               "router_losses_backward", "gathered_mm_backward", "combine_mm_backward")  # fmt: skip
 for _name in _BACKWARDS:
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
 _OF_LORA = ("pack_lora", "experts_lora_backward_over_H", "dequantize", "quantize_fp8")
-_INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H", *_PARTS, "sum_rows")
+_INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H",
+                "moe_with_router_backward_over_H", *_PARTS, "sum_rows")  # fmt: skip
 for _name in (*_ROUTES, *_OF_LORA, *_INTO_MEMORY):
     _refuse_tangents_alone(_name)
-for _name in ("top_k", "scores_at", *_ROUTES, "experts", "experts_lora", "moe", "moe_tokens",
+for _name in ("top_k", "scores_at", *_ROUTES, "experts", "experts_lora", "moe", "moe_with_router",
+              "moe_tokens",
               "router_logits", "router_losses", "gathered_mm", "combine_mm"):  # fmt: skip
     torch.library.register_vmap(f"{NAMESPACE}::{_name}", _refuse_vmap)

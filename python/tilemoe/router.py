@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from . import ops
 from ._autocast import autocast_dtype
+from ._calls import LinearRouter
 from .distributed.dtensor import Spread, plain
 from .functional import Gate
 from .routing import router_logits
@@ -135,6 +136,20 @@ class Router(nn.Module):
             return None
         self._check_devices(x, weight, bias)
         return gate
+
+    def as_linear(self, x: Tensor) -> Optional[LinearRouter]:
+        """Return the weights if calling this module is torch.nn.functional.linear alone, else None.
+
+        A fixed order of the sum and logits in another dtype have other kernels.
+        """
+        if type(self) is not Router or self.kind == "fixed" or self.dtype or is_observed(self):
+            return None
+        weight, bias, correction = self.weight, self.bias, self.e_score_correction_bias
+        device = x.device
+        for tensor in (weight, bias, correction):
+            if tensor is not None and tensor.device != device:
+                self._check_devices(x, weight, bias)
+        return LinearRouter(weight, bias)
 
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         local = spread.parameter if spread else plain

@@ -46,7 +46,8 @@ class Calls(TorchDispatchMode):
     @property
     def names(self):
         """The operators that compute gradients of experts."""
-        return [name for name, _ in self.seen if name.startswith("experts_backward")]
+        starts = "experts_backward", "moe_with_router_backward"
+        return [name for name, _ in self.seen if name.startswith(starts)]
 
 
 # conftest.py switches vector instructions off for all processes.

@@ -350,7 +350,11 @@ def test_a_wrapped_part(where, training):
         assert torch.equal(wrapped(x)[0], want)
     got = torch.autograd.grad(out, [x, wrapper.factor, wrapper.base_layer.weight], dO)
     dx, dweight = torch.autograd.grad(want, [x, plain.get_submodule(name).weight], dO)
-    assert torch.equal(got[0], dx) and torch.equal(got[2], 2 * dweight)
+    assert torch.equal(got[2], 2 * dweight)
+    if name == "gate":  # a wrapped gate is not in the layer's node, which rounds dX once less
+        assert torch.linalg.vector_norm(got[0] - dx) <= 0.01 * torch.linalg.vector_norm(dx)
+    else:
+        assert torch.equal(got[0], dx)
     expected = (dweight * wrapper.base_layer.weight).sum(dtype=torch.float32)
     torch.testing.assert_close(got[1], expected, rtol=2e-2, atol=0.02 * float(dweight.norm()))
     if wrapped.get_submodule("gate") is wrapper and "selection_bias" in options:

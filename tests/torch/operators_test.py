@@ -124,9 +124,18 @@ def cases():
     scaled = packed(scoring=4, groups=groups, factor=2.5)
     yield "moe", (leaf(x["X"]), leaf(logits), None, leaves, None, *scaled, True, False)
     router = normal(E, d, seed=5, dtype=DTYPE)
+    of_tokens = (x["X"], router, zeros(E), None, layer, None)
+    yield "moe_with_router", (*of_tokens, *all_scores), (leaf(x["X"]), *of_tokens[1:], *all_scores)
+    leaves_of_router = leaf(router), leaf(zeros(E)), None
+    yield "moe_with_router", (x["X"], *leaves_of_router, leaves, leaf(x["X"]), *scaled, True, False)
+    saved = (x["dO"], None, x["X"], x["H"], routing, router, layer)
+    with_losses = (x["dO"], logits.to(DTYPE), *saved[2:])
+    of_some = packed(), (1, 2, 4, 16, 1 | 2 | 256, 1 | 32 | 128)
+    for name in ("moe_with_router_backward", "moe_with_router_backward_over_H"):
+        yield name, *((*saved, None, *of_some[0], wanted) for wanted in of_some[1])
+        yield name, (*with_losses, logits, *packed(scoring=3, factor=2.5), 1 | 2 | 4 | 16 | 256)
     yield "router_logits", (x["X"], router, None, torch.float32)
     yield "router_logits", (leaf(x["X"]), leaf(router), leaf(zeros(E)), DTYPE)
-    of_tokens = (x["X"], router, zeros(E), None, layer, None)
     yield "moe_tokens", (*of_tokens, *packed(), DTYPE, True)
     wide = (x["X"], router.float(), None, torch.ones(E), layer, x["X"])
     yield "moe_tokens", (*wide, *packed(scoring=3, factor=2.5), torch.float32, False)
@@ -297,7 +306,7 @@ def checks_of(name):
     """All that torch has, but where an operator writes H and returns new tensors: AOTAutograd
     traces no such one, and no trace meets it (overwrite_test.py)."""
     every = torch.testing._internal.optests.generate_tests.ALL_TEST_UTILS
-    traces = name not in ("experts_backward_over_H", "experts_lora_backward_over_H")
+    traces = not name.endswith("backward_over_H")
     return [check for check in every if traces or "aot_dispatch" not in check]
 
 

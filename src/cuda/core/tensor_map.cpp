@@ -2,8 +2,12 @@
 
 #include <cudaTypedefs.h>
 
+#include <algorithm>
+#include <memory>
+
 #include "core/check.h"
 #include "cuda/core/device.h"
+#include "cuda/core/recent.h"
 
 namespace tilemoe::cuda {
 namespace {
@@ -43,9 +47,10 @@ CUtensorMapDataType map_type(tilemoe_dtype dtype) {
 
 // Sizes and box in elements, fastest dimension first; strides in bytes.
 template <size_t kDims>
-CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuint64_t, kDims>& size,
-                   const std::array<cuuint64_t, kDims - 1>& stride_bytes,
-                   const std::array<cuuint32_t, kDims>& box) {
+CUtensorMap encode_anew(tilemoe_dtype dtype, const void* data,
+                        const std::array<cuuint64_t, kDims>& size,
+                        const std::array<cuuint64_t, kDims - 1>& stride_bytes,
+                        const std::array<cuuint32_t, kDims>& box) {
   std::array<cuuint32_t, kDims> element_strides;
   element_strides.fill(1);
   // No variable that is itself returned: that would be wherever the caller's compiler has the
@@ -72,6 +77,33 @@ CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuin
                        << box[2] << ", " << box[1] << ", " << box[0] << "): error "
                        << static_cast<int>(result));
   return map[0];
+}
+
+// A map depends on its arguments alone: not on the device, nor on what the memory contains. So a map
+// of memory that was freed and allocated again is valid, and another size, stride or dtype at the
+// same address is another key. A layer has about 20 maps.
+constexpr size_t kMaxDims = 5, kPlaces = 512;
+using Maps = Recent<1 + 1 + kMaxDims + (kMaxDims - 1) + kMaxDims, CUtensorMap, kPlaces>;
+
+Maps& maps_of_this_thread() {
+  thread_local const std::unique_ptr<Maps> maps = std::make_unique<Maps>();
+  return *maps;
+}
+
+template <size_t kDims>
+CUtensorMap encode(tilemoe_dtype dtype, const void* data, const std::array<cuuint64_t, kDims>& size,
+                   const std::array<cuuint64_t, kDims - 1>& stride_bytes,
+                   const std::array<cuuint32_t, kDims>& box) {
+  static_assert(kDims > 0 && kDims <= kMaxDims);
+  Maps::Key key{};
+  uint64_t* next = key.data();
+  *next++ = kDims << 32 | static_cast<uint32_t>(dtype);
+  *next++ = reinterpret_cast<uintptr_t>(data);
+  next = std::copy(size.begin(), size.end(), next);
+  next = std::copy(stride_bytes.begin(), stride_bytes.end(), next);
+  std::copy(box.begin(), box.end(), next);
+  return maps_of_this_thread().get(
+      key, [&] { return encode_anew<kDims>(dtype, data, size, stride_bytes, box); });
 }
 
 }  // namespace
