@@ -150,8 +150,8 @@ struct UpProjection {
   Tuning tuning = {};
   Adapter adapter = {};  // P1, scale_1 B1
   WeightCodes codes = {};
-  // The fp8 recipe, with the codes of the weights: codes of X (T, d) are read instead of X, and A is
-  // written as codes.
+  // The fp8 recipe, with the codes of the weights: codes of X (T, d) are read instead of X, and A
+  // is written as codes.
   Fp8Rows X_codes = {};
   Fp8Rows A_codes = {};       // out (capacity, n)
   bool float_scales = false;  // of A_codes, as in QuantizeRows
