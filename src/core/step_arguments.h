@@ -150,7 +150,7 @@ struct UpProjection {
   Tuning tuning = {};
   Adapter adapter = {};  // P1, scale_1 B1
   WeightCodes codes = {};
-  // The fp8 recipe, with the codes of the weights: the codes of X (T, d) are read instead of X, and A
+  // The fp8 recipe, with the codes of the weights: codes of X (T, d) are read instead of X, and A
   // is written as codes.
   Fp8Rows X_codes = {};
   Fp8Rows A_codes = {};       // out (capacity, n)

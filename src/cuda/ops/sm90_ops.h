@@ -94,7 +94,7 @@ struct ActivationOf<Shape, Activations::kGated, true> {
       InterleavedActivationEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
 
-// One slot of stores per warp: with two, and the scales of gathered rows, the ring would have a stage
+// One slot of stores per warp: with two, and scales of gathered rows, the ring would have a stage
 // less.
 template <class Shape, Activations kSet>
 using QuantizingOf =
