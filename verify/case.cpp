@@ -37,7 +37,9 @@ Experts Case::experts(Device device) const {
           .rank_2 = lora.rank_2(),
           .format_1 = format_1,
           .format_2 = format_2,
-          .weight_blocks = weight_blocks};
+          .weight_blocks = weight_blocks,
+          .recipe = recipe,
+          .float_scales = float_scales};
 }
 
 }  // namespace tilemoe::verify

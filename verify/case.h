@@ -60,7 +60,9 @@ struct Case {
   Adapters lora = {};
   Format format_1 = Format::kNone, format_2 = Format::kNone;  // of W1 and W1_up, and of W2
   int32_t weight_blocks = 0;
-  bool padded = false;  // gaps between rows and experts: strides larger than dense ones
+  Recipe recipe = Recipe::kBf16;
+  bool float_scales = false;  // of X and A in the fp8 recipe; its weights have powers of two
+  bool padded = false;        // gaps between rows and experts: strides larger than dense ones
 
   RoutingKind routing = RoutingKind::kTopK;
   Scoring scoring = Scoring::kSoftmaxOverChosen;

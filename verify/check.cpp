@@ -21,7 +21,8 @@ class PlainErrors {
     if (test_case.dtype == DType::kFloat32 || test_case.dW_dtype() == DType::kFloat32)
       for (SumOrder order : {SumOrder::kAscending, SumOrder::kDescending})
         float32_.push_back(evaluate(inputs, pairs, Precision::kFloat32, order));
-    if (test_case.dtype != DType::kFloat32) rounded_ = evaluate(inputs, pairs, Precision::kRounded);
+    if (test_case.dtype != DType::kFloat32 || test_case.recipe == Recipe::kFp8)
+      rounded_ = evaluate(inputs, pairs, Precision::kRounded);
   }
 
   // `off` measures the error of an array of values.

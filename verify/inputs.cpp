@@ -186,8 +186,13 @@ class Generator {
                          bool transposed, double deviation) const {
     Random random(seed_, stream);
     const int64_t R = transposed ? columns : rows, C = transposed ? rows : columns;
-    if (case_.data != Data::kIntegers)
-      return random_arrays(format, case_.E, R, C, deviation, random);
+    if (case_.data != Data::kIntegers) {
+      QuantizedArrays made = random_arrays(format, case_.E, R, C, deviation, random);
+      // The values are exact in 16 bits, as those that the recipe computes with.
+      if (case_.recipe == Recipe::kFp8)
+        for (float& scale : made.float_scales) scale = std::exp2(std::floor(std::log2(scale)));
+      return made;
+    }
     return whole_arrays(format, case_.E, R, C, std::max<int64_t>(1, columns / 32), random);
   }
 

@@ -13,6 +13,10 @@ std::vector<Case> quantized_cases() {
   const auto formats = [](Case& c, Format of_W1, Format of_W2) {
     c.format_1 = of_W1, c.format_2 = of_W2;
   };
+  const auto compute_in_fp8 = [&](Case& c) {
+    formats(c, Format::kFp8, Format::kFp8), c.recipe = Recipe::kFp8;
+    c.d = 208, c.n = 128;
+  };
   const auto transpose = [](Case& c) { c.W1_transposed = c.W2_transposed = true; };
   const auto adapt = [](Case& c) { c.lora.gate = 16, c.lora.down = 8; };
   const auto group = [](Case& c) {
@@ -129,6 +133,34 @@ std::vector<Case> quantized_cases() {
            }),
       vary("quantized-no-token", shape,
            [&](Case& c) { formats(c, Format::kFp8, Format::kNf4), c.T = 0; }),
+      // Blocks of X and of A are ragged; so are experts, and half of them are empty.
+      vary("fp8-recipe", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.reduced = true;
+             c.load = Load::kHalfEmpty, c.biases = c.padded = true;
+           }),
+      vary("fp8-recipe-split", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.d = 272, c.n = 336, c.T = 131;
+             c.gate_layout = GateLayout::kSplit, c.biases = c.addend = c.float_scales = true;
+             c.clamp = 1.5f, c.alpha = 1.702f, c.up_shift = 1;
+           }),
+      vary("fp8-recipe-column-blocks", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.d = 400, c.column_blocks = 3, c.weight_blocks = 2;
+             c.activation = Activation::kGeGLU, c.dH_over_H = true;
+           }),
+      vary("fp8-recipe-parts", shape,
+           [&](Case& c) { compute_in_fp8(c), c.in_parts = c.in_two_calls = true; }),
+      // An expert has one row, whose part of ds is smaller than the recipe's error.
+      vary("fp8-recipe-grouped", shape,
+           [&](Case& c) { compute_in_fp8(c), group(c), c.wanted.ds = false; }),
+      vary("fp8-recipe-general", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.routing = RoutingKind::kGeneral, c.load = Load::kZipf;
+             c.activation = Activation::kReGLU, c.capacity = 107, c.bad_ids = true;
+           }),
+      vary("fp8-recipe-no-token", shape, [&](Case& c) { compute_in_fp8(c), c.T = 0; }),
   };
 }
 

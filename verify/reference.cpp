@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "activation.h"
+#include "fp8.h"
 #include "number.h"
 
 namespace tilemoe::verify {
@@ -175,6 +176,12 @@ class Evaluation {
     for (Real& value : matrix.values) value = stored(value, case_.dtype);
   }
 
+  // The fp8 recipe: rows as its GEMMs read them.
+  void store_codes(Matrix<Real>& matrix) const {
+    for (size_t r = 0; rounds_ && r < matrix.rows; ++r)
+      round_to_fp8(matrix.row(r), matrix.columns, case_.float_scales);
+  }
+
   Real scale_1() const { return static_cast<Real>(case_.lora.scale_1); }
   Real scale_2() const { return static_cast<Real>(case_.lora.scale_2); }
   // A factor as the GEMMs read it.
@@ -224,7 +231,10 @@ class Evaluation {
 
     // P1 = X A1^T, H = X W1^T + P1 (scale_1 B1)^T + b1, A = act(H)
     const Matrix<Real> X = gather(in_.X, pairs, count);
-    Matrix<Real> H = times_transposed(X, W1, h_, order_);
+    const bool fp8 = case_.recipe == Recipe::kFp8;
+    Matrix<Real> X_rounded = X;
+    if (fp8) store_codes(X_rounded);
+    Matrix<Real> H = times_transposed(X_rounded, W1, h_, order_);
     Matrix<Real> P1 = times_transposed(X, of(A1_, e), rank_1_, order_);
     store(P1);
     add(H, times_transposed(P1, of(B1_, e), h_, order_));
@@ -232,7 +242,7 @@ class Evaluation {
     Matrix<Real> A(count, n_);
     for (size_t r = 0; r < count; ++r)
       for (size_t j = 0; j < n_; ++j) A.row(r)[j] = activate_at(H, r, j).A;
-    store(A);
+    fp8 ? store_codes(A) : store(A);
     store(H);
     for (size_t r = 0; r < count && wanted(case_, kH); ++r)
       std::copy_n(H.row(r), h_, values_[kH].data() + static_cast<size_t>(pairs[r].row) * h_);

@@ -376,6 +376,9 @@ const std::vector<Case>& verification_cases() {
   static const std::vector<Case> cases = requested(all_verification_cases());
   return cases;
 }
+bool arch_computes(const Case& one) {
+  return one.recipe == Recipe::kBf16 || std::strncmp(tilemoe_cuda_arch(), "sm90", 4) == 0;
+}
 const std::vector<Case>& bench_cases() {
   static const std::vector<Case> cases = make_bench_cases();
   return cases;
@@ -394,7 +397,8 @@ const Case* find_case(std::string_view name) {
 
 bool has_integer_form(const Case& original) {
   constexpr int64_t kMaxWidth = 640;  // `wide` has 520
-  return original.routing != RoutingKind::kRounded && !original.huge && original.d <= kMaxWidth;
+  return original.routing != RoutingKind::kRounded && original.recipe == Recipe::kBf16 &&
+         !original.huge && original.d <= kMaxWidth;
 }
 
 Case integer_form(Case original) {

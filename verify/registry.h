@@ -16,6 +16,9 @@ bool reduced_run();
 // reduced run the quick ones.
 const std::vector<Case>& verification_cases();
 
+// Whether the arch of the current GPU has the kernels of the case's recipe.
+bool arch_computes(const Case& one);
+
 // Cases to be timed: python/tilemoe/bench/layers.inc, a GPU's in bfloat16, a CPU's in float32.
 // python/tilemoe/bench reads the same list for PyTorch.
 const std::vector<Case>& bench_cases();

@@ -20,6 +20,8 @@ std::vector<Case> Selection::choose(Device device) const {
       if (pattern == huge.name) cases.push_back(huge);
   if (device == Device::kCuda && dtype == "all")
     std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
+  if (device == Device::kCuda)
+    std::erase_if(cases, [](const Case& one) { return !arch_computes(one); });
   return cases;
 }
 

@@ -14,7 +14,8 @@ struct Selection {
   bool reduced = false;                    // the quick cases alone
 
   // In the registry's order. Huge cases are selected by their full name only. A GPU does not
-  // compute in float32, so its cases leave that out unless `dtype` names it.
+  // compute in float32, so its cases leave that out unless `dtype` names it, and those of a recipe
+  // that its arch lacks.
   std::vector<Case> choose(Device device) const;
   // The reason if a pattern matches none of `chosen`: a sentence that names `list`, the command
   // that lists all cases; empty if every pattern matches.

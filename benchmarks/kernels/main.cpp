@@ -42,6 +42,7 @@ struct Options {
   int rounds = 15;
   bool configurations = false, gemm = false, routing = false, codes = false, list = false;
   std::string pass = "both", dtype = "case", load = "case", rounding = "case", weights = "plain";
+  std::string recipe = "bf16";
   bool biases = false, dH_over_H = false;
   int32_t column_blocks = 0, weight_blocks = 0, lora_rank = 0;
   std::vector<std::string> quantized;
@@ -113,6 +114,9 @@ std::vector<Case> in_formats(const Case& layer, const Options& options) {
     one.format_1 = one.format_2 = format;
     freeze(one);
     if (format != Format::kNone) one.name += std::string("-") + name_of(format);
+    if (options.recipe != "fp8" || format != Format::kFp8) continue;
+    one.recipe = Recipe::kFp8, one.name += "-recipe";
+    if (one.n % 128 != 0) one.gate_layout = GateLayout::kSplit;  // gate and up share no scales
   }
   return layers;
 }
@@ -236,6 +240,10 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::IsMember(format_names()))
       ->excludes(configurations)
       ->excludes(gemm);
+  choice(
+      "--recipe", options.recipe,
+      "GEMMs of forward with --quantized fp8: bf16, from dequantised weights, or fp8, from codes",
+      {"bf16", "fp8"});
   app.add_option("--weight-blocks", options.weight_blocks,
                  "Dequantise weights in N blocks of experts: less memory")
       ->check(CLI::Range(0, 1 << 20))

@@ -32,6 +32,12 @@ enum class Format : int {
   kNvfp4 = TILEMOE_FORMAT_NVFP4,
 };
 
+/// How the GEMMs of the forward pass compute, see tilemoe_recipe.
+enum class Recipe : int {
+  kBf16 = TILEMOE_RECIPE_BF16,
+  kFp8 = TILEMOE_RECIPE_FP8,
+};
+
 /// A forward pass, see tilemoe_pass.
 enum class Pass : int {
   kInference = TILEMOE_PASS_INFERENCE,
@@ -191,6 +197,8 @@ struct ForwardArgs {
   const tilemoe_part* part = nullptr;         ///< null: the whole pass
   const tilemoe_packed_lora* lora = nullptr;  ///< from Experts::pack_lora(); null without adapters
   const tilemoe_quantized_weights* quantized = nullptr;  ///< QuantizedWeights; null without any
+  const uint8_t* X_codes = nullptr;  ///< Recipe::kFp8: X as codes, X's shape; X is then absent
+  const float* X_scales = nullptr;   ///< with X_codes: (T, d/128 rounded up)
 
   /// Returns the C struct, valid as long as `c_weights` exists.
   tilemoe_forward_args to_c(const tilemoe_weights& c_weights) const {
@@ -204,6 +212,7 @@ struct ForwardArgs {
     args.part = part;
     args.lora = lora;
     args.quantized = quantized;
+    args.X_codes = X_codes, args.X_scales = X_scales;
     return args;
   }
 };
@@ -274,6 +283,8 @@ struct Experts {
   Format format_1 = Format::kNone;  ///< format of W1 and W1_up
   Format format_2 = Format::kNone;  ///< format of W2
   int32_t weight_blocks = 0;        ///< blocks of experts to dequantise; 0 or 1: all at once
+  Recipe recipe = Recipe::kBf16;    ///< GEMMs of the forward pass
+  bool float_scales = false;        ///< kFp8: the scales of X and A are not only powers of two
 
   /// Returns the C struct.
   tilemoe_experts to_c() const {
@@ -290,6 +301,8 @@ struct Experts {
     experts.format_1 = static_cast<tilemoe_format>(format_1);
     experts.format_2 = static_cast<tilemoe_format>(format_2);
     experts.weight_blocks = weight_blocks;
+    experts.recipe = static_cast<tilemoe_recipe>(recipe);
+    experts.float_scales = float_scales;
     return experts;
   }
 

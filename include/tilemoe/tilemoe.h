@@ -663,6 +663,12 @@ typedef enum tilemoe_format TILEMOE_INT {
  * "unknown format" for any other number. */
 TILEMOE_API const char* tilemoe_format_name(tilemoe_format format);
 
+/** How the GEMMs of the forward pass compute. */
+typedef enum tilemoe_recipe TILEMOE_INT {
+  TILEMOE_RECIPE_BF16 = 0, /**< operands of the experts' dtype; quantised weights are dequantised */
+  TILEMOE_RECIPE_FP8 = 1   /**< e4m3 operands with block scales, see tilemoe_experts::recipe */
+} tilemoe_recipe;
+
 /** Sizes and function of the experts. */
 typedef struct tilemoe_experts {
   uint64_t struct_size;            /**< sizeof(tilemoe_experts) */
@@ -697,6 +703,17 @@ typedef struct tilemoe_experts {
    * or 1: all experts at once. The bits are the same. */
   int32_t weight_blocks;
   int32_t reserved; /**< 0 */
+  /** TILEMOE_RECIPE_FP8: the forward pass multiplies e4m3 codes. X and A are quantised with one
+   * scale per 128 columns of a row, as tilemoe_quantize_fp8() does with `block_rows` 1, and the
+   * weights are the codes in the checkpoint. Every 128 terms a sum is multiplied by the scales and
+   * added to a float32 accumulator. A is quantised from float32; H, Y and O have the experts' dtype.
+   * The backward pass is that of TILEMOE_RECIPE_BF16, from the H of this forward.
+   *
+   * Requires: FP8 weights that are not transposed; an activation with a gate; d and n multiples of
+   * 16; the gate layout split, or concatenated with n a multiple of 128; no adapters; on CUDA a GPU
+   * with FP8 wgmma and the arch "sm90". A block of `column_blocks` has a multiple of 128 columns. */
+  tilemoe_recipe recipe;
+  int32_t float_scales; /**< FP8: 1: the scales of X and A are any float32; 0: powers of two */
 } tilemoe_experts;
 
 /** Weights of the experts, in the layout of the checkpoint, or their gradients. The last two
@@ -1024,6 +1041,10 @@ typedef struct tilemoe_forward_args {
   const tilemoe_packed_lora* lora;
   /** Quantised weights; required if experts.format_1 or format_2 is not 0, else null. */
   const tilemoe_quantized_weights* quantized;
+  /** TILEMOE_RECIPE_FP8: X as e4m3 codes (T, d), or (capacity, d) if grouped, contiguous and
+   * aligned to 16 bytes; X then must be absent. Null: X is quantised. */
+  const uint8_t* X_codes;
+  const float* X_scales; /**< with `X_codes`: (T, d/128 rounded up), contiguous; else null */
 } tilemoe_forward_args;
 /** Computes the forward pass of the layer, or inference if `saved` is null.
  *

@@ -20,6 +20,7 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/pack_lora.cpp
   cpu/dequantize.cpp
   cpu/quantize_fp8.cpp
+  cpu/fp8_gemm.cpp
   cpu/bias_gradient.cpp
   cpu/clear_rest.cpp
   cpu/top_k.cpp
@@ -32,10 +33,11 @@ target_sources(tilemoe_cpu_objects PRIVATE
   cpu/sum_rows.cpp
 )
 # Routing and dequantisation give the same bits on every machine: nothing may be contracted
-# (routing/order.h). fmaf may become an instruction and a comparison a select, or the loops would not
+# (routing/order.h); so does the fp8 recipe. fmaf may become an instruction and a comparison a select, or the loops would not
 # become vectors.
 set_source_files_properties(
   cpu/top_k.cpp cpu/route_rounded.cpp cpu/route_tokens.cpp cpu/router_backward.cpp
   cpu/router_losses.cpp cpu/dequantize.cpp cpu/quantize_fp8.cpp
+  cpu/fp8_gemm.cpp
   PROPERTIES COMPILE_OPTIONS "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 list(PREPEND tilemoe_dependencies DNNL::dnnl hwy::hwy OpenMP::OpenMP_CXX)

@@ -3,6 +3,7 @@
 #include "cpu/activation.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
+#include "cpu/fp8_gemm.h"
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
 #include "cpu/tiles.h"
@@ -18,14 +19,25 @@ void add_bias(const UpParts& biases, float* gate, float* up) {
   }
 }
 
+// The fp8 recipe: the codes of W1 that make the columns of A from `first` on, in this half of H.
+Fp8Operand codes_of_W1(const UpProjection& step, int64_t expert, int half, int64_t first) {
+  const tilemoe_experts& experts = *step.experts;
+  const bool split = experts.gate_layout == TILEMOE_GATE_SPLIT;
+  const tilemoe_quantized& weight = split && half == 1 ? step.codes.up : step.codes.weight;
+  return {.weight = &weight,
+          .rows = split ? experts.n : 2 * experts.n,
+          .width = experts.d,
+          .expert = expert,
+          .first = split ? first : half * experts.n + first};
+}
+
 void project(const UpProjection& step, const RowTile& tile, int64_t first, int64_t columns,
              const WorkerScratch& scratch) {
   const tilemoe_experts& experts = *step.experts;
   const bool gated = tilemoe_activation_gated(experts.activation) != 0;
   const bool keeps_H = step.H.ndim != 0;
   const bool H_in_place = keeps_H && step.H.dtype == TILEMOE_FLOAT32;
-  const Matrix X = row_matrix(step.X, step.rows.token).at(tile.first, 0);
-  const Matrix A = row_matrix(step.A).at(tile.first, first);
+  const bool fp8 = step.A_codes.given();
   const Matrix H_gate = keeps_H ? row_matrix(step.H).at(tile.first, first) : Matrix{};
   const Matrix H_up = keeps_H ? H_gate.at(0, experts.n) : Matrix{};
 
@@ -34,11 +46,19 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
   const int64_t row_stride = H_in_place ? H_gate.row_stride : (gated ? 2 * columns : columns);
   const int64_t up_offset = H_in_place ? experts.n : columns;
 
-  const UpParts weights =
-      up_parts(experts, step.weights.W1, step.weights.W1_up, tile.expert, first, columns);
-  for (const UpPart& part : weights)
-    multiply(tile.rows, part.columns, experts.d, X, part.weights.transposed(), /*add=*/false,
-             accumulator + part.half * up_offset, row_stride, scratch.panels);
+  if (fp8) {
+    const Fp8Tile X{step.X_codes, experts.d, step.rows.token, tile.first};
+    for (int half = 0; half < 2; ++half)
+      multiply_fp8(tile.rows, columns, X, codes_of_W1(step, tile.expert, half, first),
+                   accumulator + half * up_offset, row_stride);
+  } else {
+    const Matrix X = row_matrix(step.X, step.rows.token).at(tile.first, 0);
+    const UpParts weights =
+        up_parts(experts, step.weights.W1, step.weights.W1_up, tile.expert, first, columns);
+    for (const UpPart& part : weights)
+      multiply(tile.rows, part.columns, experts.d, X, part.weights.transposed(), /*add=*/false,
+               accumulator + part.half * up_offset, row_stride, scratch.panels);
+  }
 
   for (int half = 0; half < (gated ? 2 : 1); ++half)
     add_adapter(step.adapter, tile.expert, tile.first, tile.rows, half * experts.n + first, columns,
@@ -46,6 +66,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
 
   const UpParts biases =
       up_parts(experts, step.weights.b1, step.weights.b1_up, tile.expert, first, columns);
+  const Matrix A = fp8 ? Matrix{} : row_matrix(step.A).at(tile.first, first);
   alignas(64) float buffer[kInnerColumns];
   for (int64_t i = 0; i < tile.rows; ++i) {
     float* gate = accumulator + i * row_stride;
@@ -55,7 +76,10 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
       from_float(gate, H_gate.row(i), step.H.dtype, 1, columns, false);
       if (gated) from_float(up, H_up.row(i), step.H.dtype, 1, columns, false);
     }
-    if (A.dtype == TILEMOE_FLOAT32) {
+    if (fp8) {
+      activate(experts, gate, up, buffer, columns);
+      store_codes(step, tile.first + i, first, columns, buffer);
+    } else if (A.dtype == TILEMOE_FLOAT32) {
       activate(experts, gate, up, reinterpret_cast<float*>(A.row(i)), columns);
     } else {
       activate(experts, gate, up, buffer, columns);

@@ -6,6 +6,7 @@
 
 #include "core/activation_kinds.h"
 #include "core/check.h"
+#include "core/formats.h"
 #include "core/overlap.h"
 #include "layer/workspace.h"
 #include "routing/spec.h"
@@ -14,6 +15,8 @@ namespace tilemoe {
 namespace {
 
 using namespace limits;
+
+constexpr int64_t kFp8Multiple = 16;  // of d and n: a row of codes is a multiple of 16 bytes
 
 const char* contiguous_dimension(const tilemoe_tensor& W1) {
   return contiguous_along_d(W1) ? "d" : "n";
@@ -38,6 +41,40 @@ void check_activation(const tilemoe_experts& experts) {
                             << experts.up_shift << ": expected finite numbers and clamp >= 0");
 }
 
+// The fp8 recipe is not computed for every layer; quantized.cpp checks the order of the codes.
+void check_recipe(const tilemoe_experts& experts) {
+  TILEMOE_CHECK(experts.recipe == TILEMOE_RECIPE_BF16 || experts.recipe == TILEMOE_RECIPE_FP8,
+                "recipe is " << static_cast<int>(experts.recipe) << ", expected a value in [0, 1]");
+  check_flag("float_scales", experts.float_scales);
+  if (experts.recipe == TILEMOE_RECIPE_BF16) {
+    TILEMOE_CHECK(experts.float_scales == 0,
+                  "float_scales is 1, expected 0: it requires the recipe fp8");
+    return;
+  }
+  TILEMOE_CHECK_SUPPORTED(
+      experts.format_1 == TILEMOE_FORMAT_FP8 && experts.format_2 == TILEMOE_FORMAT_FP8,
+      "recipe is fp8, which requires weights of the format fp8, but format_1 is "
+          << tilemoe_format_name(experts.format_1) << " and format_2 is "
+          << tilemoe_format_name(experts.format_2));
+  TILEMOE_CHECK_SUPPORTED(
+      tilemoe_activation_gated(experts.activation) != 0,
+      "recipe is fp8, which requires an activation with a gate, but activation is "
+          << tilemoe_activation_name(experts.activation));
+  for (const auto& [name, width] : {std::pair("d", experts.d), std::pair("n", experts.n)})
+    TILEMOE_CHECK_SUPPORTED(width % kFp8Multiple == 0, "recipe is fp8, which requires "
+                                                           << name << " to be a multiple of "
+                                                           << kFp8Multiple << ", got " << width);
+  TILEMOE_CHECK_SUPPORTED(experts.gate_layout != TILEMOE_GATE_INTERLEAVED,
+                          "recipe is fp8, which does not support the gate_layout interleaved");
+  TILEMOE_CHECK_SUPPORTED(split(experts) || experts.n % kFp8Tile == 0,
+                          "recipe is fp8, which requires n to be a multiple of "
+                              << kFp8Tile << " with the gate_layout concatenated, got " << experts.n
+                              << ": gate and up would share scales");
+  TILEMOE_CHECK_SUPPORTED(experts.rank_1 == 0 && experts.rank_2 == 0,
+                          "recipe is fp8, which does not support adapters, but rank_1 is "
+                              << experts.rank_1 << " and rank_2 is " << experts.rank_2);
+}
+
 void check_fits(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
   TILEMOE_CHECK(experts.device == spec.device,
                 "experts.device is " << static_cast<int>(experts.device) << ", expected "
@@ -50,6 +87,9 @@ void check_fits(const tilemoe_experts& experts, const tilemoe_routing_spec& spec
 
 bool split(const tilemoe_experts& experts) {
   return experts.gate_layout == TILEMOE_GATE_SPLIT;
+}
+bool is_fp8(const tilemoe_experts& experts) {
+  return experts.recipe == TILEMOE_RECIPE_FP8;
 }
 int64_t w1_rows(const tilemoe_experts& experts) {
   return split(experts) ? experts.n : h_width(experts);
@@ -86,6 +126,7 @@ tilemoe_experts read_experts(const tilemoe_experts* given) {
   TILEMOE_CHECK(experts.weight_blocks >= 0,
                 "weight_blocks is " << experts.weight_blocks << ", expected at least 0");
   check_reserved("experts", experts.reserved);
+  check_recipe(experts);
   const int64_t matrix = checked_product(h_width(experts), experts.d, "2n * d");
   checked_product(checked_product(experts.E, matrix, "E * 2n * d"), 4, "bytes of W1");
   return experts;

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "core/check.h"
+#include "core/formats.h"
 #include "core/overlap.h"
 #include "layer/lora.h"
 #include "layer/quantized.h"
@@ -12,16 +13,20 @@
 namespace tilemoe {
 namespace {
 
+constexpr uintptr_t kFp8RowAlignment = 16;
+
 // The arguments are checked.
 KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
-                        const tilemoe_routing& routing, const tilemoe_weights& weights) {
+                        const tilemoe_routing& routing, const tilemoe_weights& weights,
+                        bool fp8 = false) {
   if (backend.plan == nullptr) return nullptr;
   return backend.plan({.experts = experts,
                        .rows = rows_of(routing),
                        .weights = weights,
                        .Y_columns = output_block_columns(experts),
                        .dX_columns = input_block_columns(experts, false),
-                       .dX_columns_over_H = input_block_columns(experts, true)});
+                       .dX_columns_over_H = input_block_columns(experts, true),
+                       .fp8 = fp8});
 }
 
 }  // namespace
@@ -37,6 +42,7 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
       lora(read_lora(args.lora, experts, weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
       part(read_part(args.part, routing.spec)),
+      X(checked_X()),
       backend(backend_for(experts.device)),
       kernels(checked_kernels()),
       plan(backend, experts, routing.spec, args.saved != nullptr, kernels) {
@@ -52,6 +58,7 @@ ForwardCall::ForwardCall(const CheckedCall& checked, const tilemoe_forward_args&
       weights(checked.weights),
       lora{},
       saved{},
+      X(args.X),
       backend(backend_for(experts.device)),
       kernels(plan_kernels(backend, experts, routing, weights)),
       plan(backend, experts, routing.spec, false, kernels, which),
@@ -65,18 +72,38 @@ tilemoe_weights ForwardCall::checked_weights() const {
   return with_dequantized(read, experts, quantized);
 }
 
+// X, or the shape of X that is given as codes.
+tilemoe_tensor ForwardCall::checked_X() const {
+  if (args.X_codes == nullptr) {
+    TILEMOE_CHECK(args.X_scales == nullptr, "X_scales is given without X_codes, expected null");
+    check_rows("X", args.X, experts, routing.spec);
+    return args.X;
+  }
+  TILEMOE_CHECK(is_fp8(experts), "X_codes is given, expected null: it requires the recipe fp8");
+  check_absent("X", args.X, "X_codes is given");
+  TILEMOE_CHECK(args.X_scales != nullptr, "X_codes is given and X_scales is null");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(args.X_codes) % kFp8RowAlignment == 0,
+                "X_codes is not aligned to " << kFp8RowAlignment << " bytes");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(args.X_scales) % alignof(float) == 0,
+                "X_scales is not aligned to " << alignof(float) << " bytes");
+  return {.data = nullptr,
+          .dtype = experts.dtype,
+          .ndim = 2,
+          .shape = {outer_rows(routing.spec), experts.d},
+          .stride = {experts.d, 1}};
+}
+
 KernelPlan ForwardCall::checked_kernels() const {
   check_flag("dry_run", args.dry_run);
   check_block_turns(args.block_turns);
-  check_rows("X", args.X, experts, routing.spec);
   check_rows("O", args.O, experts, routing.spec);
   check_optional_rows("addend", args.addend, experts, routing.spec);
   if (args.saved) {
     check_H(experts, routing.spec, saved);
     check_P(experts, routing.spec, saved);
   }
-  backend.check_limits({experts, routing.spec, weights, args.X, {}, {}});
-  return plan_kernels(backend, experts, routing, weights);
+  backend.check_limits({experts, routing.spec, weights, X, {}, {}});
+  return plan_kernels(backend, experts, routing, weights, is_fp8(experts));
 }
 
 // X has been read when O is written, and an element of the addend just before that of O.
@@ -88,6 +115,12 @@ void ForwardCall::check_memory() const {
   memory.writes("saved.P2", saved.P2);
   if (args.dry_run == 0) memory.writes("workspace", args.workspace, plan.total);
   memory.reads("X", args.X, "O");
+  if (args.X_codes != nullptr) {
+    const auto rows = static_cast<size_t>(X.shape[0]);
+    memory.reads("X_codes", args.X_codes, rows * static_cast<size_t>(experts.d));
+    memory.reads("X_scales", args.X_scales,
+                 rows * static_cast<size_t>(blocks_of(experts.d, kFp8Tile)) * sizeof(float));
+  }
   memory.reads("addend", args.addend, same_view(args.addend, args.O) ? "O" : nullptr);
   read_weights_and_routing(memory, weights, routing, part);
   read_quantized_memory(memory, quantized, experts);

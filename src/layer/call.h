@@ -32,6 +32,7 @@ class ForwardCall {
   const tilemoe_packed_lora lora;  // zero without adapters
   const tilemoe_saved saved;       // zero in inference
   const std::optional<tilemoe_part> part;
+  const tilemoe_tensor X;  // of X as codes: the shape alone
   const Backend& backend;
   const KernelPlan kernels;
   const ForwardPlan plan;
@@ -39,6 +40,7 @@ class ForwardCall {
 
  private:
   tilemoe_weights checked_weights() const;
+  tilemoe_tensor checked_X() const;
   KernelPlan checked_kernels() const;  // of arguments that it checks
   void check_memory() const;
 };

@@ -5,6 +5,7 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "core/formats.h"
 #include "layer/call.h"
 #include "layer/quantized.h"
 #include "layer/steps.h"
@@ -36,7 +37,8 @@ constexpr int64_t kSmallT = 2048;
 Tuning forward_tuning(const ForwardCall& call) {
   Tuning tuning = tuning_of(call.args.block_turns, call.kernels);
   // The kernel before one GEMM alone is the caller's, and may write its weights.
-  tuning.pdl = call.routing.spec.capacity <= kSmallT && call.gemms == Gemms::kBoth;
+  tuning.pdl =
+      call.routing.spec.capacity <= kSmallT && call.gemms == Gemms::kBoth && !is_fp8(call.experts);
   return tuning;
 }
 
@@ -102,6 +104,33 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
   return BackwardPlan(backend, experts, spec, work_of(query, experts), device).total;
 }
 
+namespace {
+
+Fp8Rows codes_at(void* workspace, const Fp8Region& region) {
+  char* const begin = static_cast<char*>(workspace);
+  return {reinterpret_cast<uint8_t*>(begin + region.codes),
+          reinterpret_cast<float*>(begin + region.scales)};
+}
+
+// The caller's, or those in the workspace: of the call's tokens, which are quantised.
+Fp8Rows codes_of_X(const ForwardCall& call, const StepRunner& run) {
+  const tilemoe_forward_args& args = call.args;
+  if (args.X_codes != nullptr)  // a step reads them alone
+    return {const_cast<uint8_t*>(args.X_codes), const_cast<float*>(args.X_scales)};
+  const Fp8Rows all = codes_at(args.workspace, call.plan.X_codes);
+  const int64_t first = call.part ? call.part->first_token : 0;
+  const tilemoe_tensor X = tokens_of(call.X, call.part);
+  if (X.shape[0] > 0 && call.routing.spec.capacity > 0)
+    run(&Steps::quantize_X, {.values = X,
+                             .out = {all.codes + first * call.experts.d,
+                                     all.scales + first * blocks_of(call.experts.d, kFp8Tile)},
+                             .float_scales = call.experts.float_scales != 0,
+                             .stream = args.stream});
+  return all;
+}
+
+}  // namespace
+
 void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver* observer) {
   const StepRunner run(call.backend, observer);
   const tilemoe_forward_args& args = call.args;
@@ -130,8 +159,12 @@ void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver*
                  .tuning = tuning});
   };
 
-  CodesRead codes;
-  if (call.backend.reads_codes != nullptr)
+  const bool fp8 = is_fp8(call.experts);
+  const bool float_scales = call.experts.float_scales != 0;
+  const Fp8Rows X_codes = fp8 ? codes_of_X(call, run) : Fp8Rows{};
+  const Fp8Rows A_codes = fp8 ? codes_at(args.workspace, call.plan.A_codes) : Fp8Rows{};
+  CodesRead codes{fp8, fp8};
+  if (!fp8 && call.backend.reads_codes != nullptr)
     codes = call.backend.reads_codes({call.experts, weights, spec.capacity, call.kernels.get()});
   const WeightBlocks blocks({.run = run,
                              .experts = call.experts,
@@ -145,7 +178,7 @@ void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver*
   const auto up_projection = [&](const ExpertBlock& block, const UpWeights& up) {
     run(&Steps::up_projection, {.experts = &call.experts,
                                 .rows = block.rows,
-                                .X = args.X,
+                                .X = call.X,
                                 .weights = up,
                                 .H = call.saved.H,
                                 .A = A,
@@ -153,7 +186,10 @@ void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver*
                                 .stream = args.stream,
                                 .tuning = gemm_tuning(tuning, blocks.format_1()),
                                 .adapter = {P1, block.of(call.lora.B1)},
-                                .codes = blocks.codes_1()});
+                                .codes = blocks.codes_1(),
+                                .X_codes = X_codes,
+                                .A_codes = A_codes,
+                                .float_scales = float_scales});
   };
   if (spec.capacity > 0 && call.gemms != Gemms::kSecond)
     blocks.for_each_W1(&Steps::dequantize_W1, call.plan.W1, rows, false, up_projection);
@@ -173,7 +209,8 @@ void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver*
            .stream = args.stream,
            .tuning = gemm_tuning(tuning, blocks.format_2()),
            .adapter = {P2, slice(block.of(call.lora.B2), 1, first, columns)},
-           .codes = blocks.codes_2(first)});
+           .codes = blocks.codes_2(first),
+           .A_codes = A_codes});
     };
     if (spec.capacity > 0)
       blocks.for_each_W2(&Steps::dequantize_W2, call.plan.W2, rows, first > 0, down_projection);
@@ -192,10 +229,10 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
              StepObserver* observer) {
   const ForwardCall call(experts, given);
   if (call.args.dry_run != 0) return;
-  run_forward(
-      call,
-      region(call.experts, call.routing.spec, call.args.workspace, call.plan.A, call.experts.n),
-      observer);
+  tilemoe_tensor A{};  // absent in the fp8 recipe
+  if (!is_fp8(call.experts))
+    A = region(call.experts, call.routing.spec, call.args.workspace, call.plan.A, call.experts.n);
+  run_forward(call, A, observer);
   tilemoe_saved* const saved = call.args.saved;
   if (saved) saved->state = TILEMOE_SAVED_H, saved->dH = nullptr;
 }

@@ -166,6 +166,12 @@ tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
                 "quantized.W1.transposed is " << quantized.W1.transposed << " and W1_up's is "
                                               << quantized.W1_up.transposed
                                               << ", expected the same");
+  if (is_fp8(experts))
+    TILEMOE_CHECK_SUPPORTED(quantized.W1.transposed == 0 && quantized.W2.transposed == 0,
+                            "recipe is fp8, which requires weights that are not transposed, but "
+                            "quantized.W1.transposed is "
+                                << quantized.W1.transposed << " and W2's is "
+                                << quantized.W2.transposed);
   return quantized;
 }
 

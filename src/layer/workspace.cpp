@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/formats.h"
+#include "layer/arguments.h"
 #include "layer/quantized.h"
 
 namespace tilemoe {
@@ -26,6 +28,14 @@ class Plan {
  private:
   size_t used_ = 0;
 };
+
+Fp8Region take_codes(Plan& plan, int64_t rows, int64_t width) {
+  const auto bytes = [rows](int64_t of_row) {
+    return static_cast<size_t>(checked_product(rows, of_row, "codes of rows"));
+  };
+  const size_t codes = plan.take(bytes(width));
+  return {codes, plan.take(bytes(blocks_of(width, kFp8Tile) * int64_t{sizeof(float)}))};
+}
 
 size_t ds_partial_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
   const int64_t partials = checked_product(ds_groups(experts.n), spec.capacity, "ds partials");
@@ -53,7 +63,8 @@ int64_t rows_of_an_expert(const tilemoe_routing_spec& spec) {
 int64_t output_block_columns(const tilemoe_experts& experts) {
   const int64_t blocks = std::max<int64_t>(experts.column_blocks, 1);
   const int64_t columns = (experts.d + blocks - 1) / blocks;
-  return blocks == 1 ? columns : std::min(experts.d, (columns + 63) / 64 * 64);
+  const int64_t multiple = is_fp8(experts) ? kFp8Tile : 64;
+  return blocks == 1 ? columns : std::min(experts.d, blocks_of(columns, multiple) * multiple);
 }
 
 int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
@@ -76,17 +87,20 @@ ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
                            .plan = kernels.get()};
   const Steps& steps = backend.steps;
   Plan plan;
-  A = plan.take(gemms == Gemms::kBoth ? row_bytes(experts, spec, experts.n) : 0);
+  const bool fp8 = is_fp8(experts);
+  A = plan.take(gemms == Gemms::kBoth && !fp8 ? row_bytes(experts, spec, experts.n) : 0);
+  if (fp8) A_codes = take_codes(plan, spec.capacity, experts.n);
   P1 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_1));
   P2 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_2));
   scratch = plan.take_scratch(std::max({steps.lora_P1.scratch_bytes(experts, sizes),
                                         steps.up_projection.scratch_bytes(experts, sizes),
                                         steps.down_projection.scratch_bytes(experts, sizes)}));
   Plan up = plan, down = plan;
-  W1 = up.take(dequantized_bytes_1(experts));
+  if (fp8) X_codes = take_codes(up, outer_rows(spec), experts.d);
+  W1 = up.take(fp8 ? 0 : dequantized_bytes_1(experts));
   block_columns = output_block_columns(experts);
   Y = down.take(gemms == Gemms::kFirst ? 0 : row_bytes(experts, spec, block_columns));
-  W2 = down.take(dequantized_bytes_2(experts));
+  W2 = down.take(fp8 ? 0 : dequantized_bytes_2(experts));
   total = std::max(up.used(), down.used());
 }
 

@@ -17,7 +17,7 @@ size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spe
 // The maximum number of rows of an expert; more than all rows if it is unknown.
 int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 
-// Columns of Y in memory at a time.
+// Columns of Y in memory at a time. In the fp8 recipe blocks have whole blocks of scales.
 int64_t output_block_columns(const tilemoe_experts& experts);
 // The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
 // the fewest blocks that fit there, of whole tiles of 256 if possible.
@@ -31,11 +31,18 @@ struct ScratchRegion {
 // Which of the two GEMMs a forward runs: with one of them, A is the caller's.
 enum class Gemms { kBoth, kFirst, kSecond };
 
+// Rows as codes (Fp8Rows) in a workspace.
+struct Fp8Region {
+  size_t codes = 0, scales = 0;
+};
+
 // A lives until the last block of Y is made, a block of Y until the combine. P1 and P2 are here if
 // the call saves nothing. Dequantised weights of a block of experts: W1 and W1_up live while A is
-// made, in the place that Y and W2 have then.
+// made, in the place that Y and W2 have then. In the fp8 recipe A is its codes, and the codes of X
+// live while A is made; no weight is dequantised.
 struct ForwardPlan {
   size_t A, Y, P1, P2, W1, W2, total;
+  Fp8Region A_codes, X_codes;
   int64_t block_columns;  // of Y
   ScratchRegion scratch;
 

@@ -119,7 +119,7 @@ std::vector<verify::Case> cases() {
   std::vector<verify::Case> cases;
   for (const verify::Case& one : verify::verification_cases())
     if ((one.format_1 != Format::kNone || one.format_2 != Format::kNone) &&
-        one.dtype == DType::kBFloat16)
+        one.dtype == DType::kBFloat16 && one.recipe == Recipe::kBf16)
       cases.push_back(one);
   return cases;
 }

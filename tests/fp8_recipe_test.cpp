@@ -1,0 +1,256 @@
+// The fp8 recipe on the CPU: its bits against arithmetic of its own, what they may depend on, its
+// memory, and what it refuses.
+#include <functional>
+#include <string>
+
+#include "layer_support.h"
+#include "quantize_fp8_support.h"
+#include "verify/number.h"
+
+namespace tilemoe::verify {
+namespace {
+
+// Rows without scores, so that O is Y.
+Case grouped_case(DType dtype = DType::kBFloat16) {
+  Case one{.d = 208, .n = 336, .E = 4, .dtype = dtype};
+  one.name = "grouped";
+  one.gate_layout = GateLayout::kSplit, one.biases = true;
+  one.routing = RoutingKind::kGrouped;
+  one.counts = {3, 0, 1, 5}, one.row_scores = false;
+  one.format_1 = one.format_2 = Format::kFp8, one.recipe = Recipe::kFp8;
+  return one;
+}
+
+// ------------------------------------------------- the recipe in plain loops
+
+struct Codes {
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+};
+
+Codes codes_of(const std::vector<float>& row, DType dtype, bool float_scales) {
+  Codes made;
+  for (size_t first = 0; first < row.size(); first += 128) {
+    const size_t end = std::min(row.size(), first + 128);
+    float amax = 0;
+    for (size_t i = first; i < end; ++i) amax = std::max(amax, std::fabs(row[i]));
+    const float factor = test::expected_factor(amax, dtype, float_scales);
+    made.scales.push_back(1 / factor);
+    for (size_t i = first; i < end; ++i)
+      made.codes.push_back(test::nearest_e4m3(row[i] * factor));
+  }
+  return made;
+}
+
+double value_of(uint8_t code) {
+  static const std::vector<double> magnitudes = test::e4m3_magnitudes();
+  return (code & 0x80 ? -1 : 1) * magnitudes[code & 0x7f];
+}
+int exponent_of(uint8_t code) {
+  return std::max(code >> 3 & 0xf, 1) - 7;
+}
+
+// sum + the products of 32 codes, as Hopper's tensor cores compute it.
+float instruction(float sum, const uint8_t* a, const uint8_t* b, size_t count) {
+  int top = sum == 0 ? -126 : std::ilogb(sum);
+  for (size_t k = 0; k < 32; ++k) {
+    const uint8_t left = k < count ? a[k] : 0, right = k < count ? b[k] : 0;
+    top = std::max(top, exponent_of(left) + exponent_of(right));
+  }
+  const double unit = std::ldexp(1.0, top - 13);
+  double units = std::trunc(sum / unit);
+  for (size_t k = 0; k < count; ++k)
+    units += std::trunc(value_of(a[k]) * value_of(b[k]) / unit);
+  if (units == 0) return 0;
+  const double last = std::ldexp(1.0, std::max(std::ilogb(units) - 13, 0));
+  return static_cast<float>(std::trunc(units / last) * last * unit);
+}
+
+// A row of codes times row `row` of expert e of a weight.
+float product(const Codes& a, const QuantizedArrays& weight, int64_t e, int64_t row) {
+  const auto width = static_cast<size_t>(weight.C);
+  const size_t across = (width + 127) / 128, down = static_cast<size_t>((weight.R + 127) / 128);
+  const uint8_t* const b = weight.codes.data() + (e * weight.R + row) * weight.C;
+  const size_t scales = (static_cast<size_t>(e) * down + static_cast<size_t>(row) / 128) * across;
+  float total = 0;
+  for (size_t block = 0; block < across; ++block) {
+    float sum = 0;
+    for (size_t k = block * 128; k < std::min(width, block * 128 + 128); k += 32)
+      sum = instruction(sum, &a.codes[k], b + k, std::min<size_t>(32, width - k));
+    total = std::fma(sum, a.scales[block] * weight.float_scales[scales + block], total);
+  }
+  return total;
+}
+
+struct Expected {
+  std::vector<float> H, O;
+};
+
+// With ReGLU, whose bits need no exponential.
+Expected compute(const Inputs& inputs) {
+  const Case& one = inputs.test_case;
+  Expected made;
+  const auto rounded = [&](float x) { return static_cast<float>(round_to(one.dtype, x)); };
+  const auto d = static_cast<size_t>(one.d), n = static_cast<size_t>(one.n);
+  size_t row = 0;
+  for (int64_t e = 0; e < one.E; ++e)
+    for (int64_t left = one.counts[static_cast<size_t>(e)]; left > 0; --left, ++row) {
+      const auto first = inputs.X.begin() + static_cast<std::ptrdiff_t>(row * d);
+      const Codes X = codes_of({first, first + one.d}, one.dtype, one.float_scales);
+      std::vector<float> H, A;
+      for (int64_t half = 0; half < 2; ++half)
+        for (int64_t j = 0; j < one.n; ++j)
+          H.push_back(product(X, half ? inputs.quantized.W1_up : inputs.quantized.W1, e, j) +
+                      inputs.weights.b1[static_cast<size_t>((e * 2 + half) * one.n + j)]);
+      for (size_t j = 0; j < n; ++j) A.push_back(std::max(H[j], 0.f) * H[n + j]);
+      const Codes of_A = codes_of(A, one.dtype, one.float_scales);
+      for (const float h : H) made.H.push_back(rounded(h));
+      for (int64_t j = 0; j < one.d; ++j)
+        made.O.push_back(rounded(rounded(product(of_A, inputs.quantized.W2, e, j) +
+                                         inputs.weights.b2[static_cast<size_t>(e * one.d + j)])));
+    }
+  return made;
+}
+
+Computed forward_of(const Inputs& inputs) {
+  Problem problem(inputs);
+  problem.run(Passes::kForward);
+  EXPECT_EQ(problem.damage(), std::vector<std::string>());
+  return problem.computed();
+}
+
+TEST(Fp8Recipe, HasTheBitsOfPlainLoops) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32})
+    for (const bool float_scales : {false, true}) {
+      Case one = grouped_case(dtype);
+      one.activation = Activation::kReGLU, one.float_scales = float_scales;
+      const Inputs inputs = make_inputs(one, 11);
+      const Computed got = forward_of(inputs);
+      const Expected expected = compute(inputs);
+      EXPECT_EQ(first_difference(got[kH], expected.H), -1);
+      EXPECT_EQ(first_difference(got[kO], expected.O), -1);
+    }
+}
+
+// ------------------------------------------------- what bits depend on
+
+TEST(Fp8Recipe, KeepsATokenFromTheOthers) {
+  const Case one = grouped_case();
+  Inputs inputs = make_inputs(one, 12);
+  const Computed before = forward_of(inputs);
+  const auto d = static_cast<std::ptrdiff_t>(one.d);
+  for (float& value : inputs.X) value *= 1024;  // the last row alone stays
+  const Inputs same = make_inputs(one, 12);
+  std::copy(same.X.end() - d, same.X.end(), inputs.X.end() - d);
+  const Computed after = forward_of(inputs);
+  EXPECT_TRUE(std::equal(after[kO].end() - d, after[kO].end(), before[kO].end() - d));
+  EXPECT_NE(first_difference(after[kO], before[kO]), -1);
+}
+
+TEST(Fp8Recipe, HasZeroOfZeros) {
+  Case one = grouped_case();
+  one.biases = false;
+  Inputs inputs = make_inputs(one, 13);
+  std::fill(inputs.X.begin(), inputs.X.end(), 0.f);
+  const Computed got = forward_of(inputs);
+  for (const float value : got[kO]) EXPECT_EQ(value, 0);
+}
+
+TEST(Fp8Recipe, IsNearTheExactOutput) {
+  for (const char* name : {"fp8-recipe/bfloat16", "fp8-recipe-split/bfloat16"}) {
+    const Inputs inputs = make_inputs(named_case(name), 14);
+    Problem problem(inputs);
+    problem.run(Passes::kForward);
+    const Results exact = evaluate(inputs, problem.pairs(), Precision::kExact);
+    const Figures off = measure(problem.computed()[kO], exact[kO], inputs.test_case.d, kSmallRow);
+    EXPECT_LE(off.frobenius, 0.072);
+    EXPECT_GE(off.frobenius, 0.01) << "nothing was rounded to e4m3";
+  }
+}
+
+// X as codes, in inference and with a saved H.
+TEST(Fp8Recipe, ReadsXAsCodes) {
+  const Case one = grouped_case();
+  const Inputs inputs = make_inputs(one, 15);
+  Problem problem(inputs);
+  problem.run(Passes::kForward);
+  const std::vector<float> expected = problem.computed()[kO];
+  std::vector<uint8_t> codes;
+  std::vector<float> scales;
+  for (auto at = inputs.X.begin(); at != inputs.X.end(); at += one.d) {
+    const Codes row = codes_of({at, at + one.d}, one.dtype, false);
+    codes.insert(codes.end(), row.codes.begin(), row.codes.end());
+    scales.insert(scales.end(), row.scales.begin(), row.scales.end());
+  }
+  for (const bool saves : {false, true}) {
+    problem.poison();
+    problem.route();
+    ForwardArgs args = problem.forward_args();
+    args.X = {}, args.X_codes = codes.data(), args.X_scales = scales.data();
+    if (!saves) args.saved = nullptr;
+    problem.experts().forward(args);
+    EXPECT_EQ(first_difference(problem.computed()[kO], expected), -1);
+  }
+}
+
+// ------------------------------------------------- memory and errors
+
+Experts experts() {
+  return {.device = Device::kCpu,
+          .dtype = DType::kBFloat16,
+          .d = 512,
+          .n = 256,
+          .E = 8,
+          .format_1 = Format::kFp8,
+          .format_2 = Format::kFp8,
+          .recipe = Recipe::kFp8};
+}
+
+TEST(Fp8Recipe, HasCodesInTheWorkspace) {
+  const RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, 64, 8, 2);
+  Experts dense = experts(), fp8 = experts();
+  dense.format_1 = dense.format_2 = Format::kNone, dense.recipe = Recipe::kBf16;
+  const size_t A = 2 * 128 * 256, A_codes = 128 * 256 + 128 * 2 * 4;
+  const size_t Y = 2 * 128 * 512, X_codes = 64 * 512 + 64 * 4 * 4;
+  EXPECT_EQ(fp8.workspace_bytes(spec, Pass::kForward),
+            dense.workspace_bytes(spec, Pass::kForward) - A + A_codes);
+  // Y is a block of 128 columns, less than the codes of X
+  dense.column_blocks = fp8.column_blocks = 8;
+  EXPECT_EQ(fp8.workspace_bytes(spec, Pass::kForward),
+            dense.workspace_bytes(spec, Pass::kForward) - A - Y / 8 + A_codes +
+                std::max(X_codes, Y / 4));
+}
+
+void expect_refused(const std::function<void(Experts&)>& change, Status status, const char* text) {
+  Experts of = experts();
+  change(of);
+  try {
+    of.workspace_bytes(RoutingSpec::top_k(Device::kCpu, 64, of.E, 2), Pass::kForward);
+    ADD_FAILURE() << "no error: " << text;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), status) << error.what();
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST(Fp8Recipe, RefusesWhatItLacks) {
+  const auto refused = [](const char* text, const std::function<void(Experts&)>& change) {
+    expect_refused(change, Status::kUnsupported, text);
+  };
+  refused("format_1 is none", [](Experts& of) { of.format_1 = Format::kNone; });
+  refused("format_2 is mxfp4", [](Experts& of) { of.format_2 = Format::kMxfp4; });
+  refused("activation is silu", [](Experts& of) { of.activation = Activation::kSiLU; });
+  refused("d to be a multiple of 16", [](Experts& of) { of.d = 264; });
+  refused("n to be a multiple of 16", [](Experts& of) { of.n = 136; });
+  refused("n to be a multiple of 128", [](Experts& of) { of.n = 144; });
+  refused("gate_layout interleaved",
+          [](Experts& of) { of.gate_layout = GateLayout::kInterleaved; });
+  refused("rank_1 is 8", [](Experts& of) { of.rank_1 = 8; });
+  expect_refused([](Experts& of) { of.recipe = static_cast<Recipe>(2); }, Status::kInvalidArgument,
+                 "recipe is 2");
+  expect_refused([](Experts& of) { of.recipe = Recipe::kBf16, of.float_scales = true; },
+                 Status::kInvalidArgument, "requires the recipe fp8");
+}
+
+}  // namespace
+}  // namespace tilemoe::verify
