@@ -78,7 +78,7 @@ std::vector<Job> jobs_of(const Options& options, const Expected& expected) {
   for (const std::string& device : options.devices) {
     const auto found = expected.find(device);
     for (const verify::Case& one : verify::verification_cases()) {
-      if (!matches(one, options)) continue;
+      if (!matches(one, options) || !verify::arch_computes(setting_of(device).arch, one)) continue;
       if (options.integers && !verify::has_integer_form(one)) continue;
       jobs.push_back({&setting_of(device), options.integers ? verify::integer_form(one) : one,
                       options.data_seed, options.seed, options.seeds,

@@ -36,8 +36,7 @@ Codes codes_of(const std::vector<float>& row, DType dtype, bool float_scales) {
     for (size_t i = first; i < end; ++i) amax = std::max(amax, std::fabs(row[i]));
     const float factor = test::expected_factor(amax, dtype, float_scales);
     made.scales.push_back(1 / factor);
-    for (size_t i = first; i < end; ++i)
-      made.codes.push_back(test::nearest_e4m3(row[i] * factor));
+    for (size_t i = first; i < end; ++i) made.codes.push_back(test::nearest_e4m3(row[i] * factor));
   }
   return made;
 }
@@ -59,8 +58,7 @@ float instruction(float sum, const uint8_t* a, const uint8_t* b, size_t count) {
   }
   const double unit = std::ldexp(1.0, top - 13);
   double units = std::trunc(sum / unit);
-  for (size_t k = 0; k < count; ++k)
-    units += std::trunc(value_of(a[k]) * value_of(b[k]) / unit);
+  for (size_t k = 0; k < count; ++k) units += std::trunc(value_of(a[k]) * value_of(b[k]) / unit);
   if (units == 0) return 0;
   const double last = std::ldexp(1.0, std::max(std::ilogb(units) - 13, 0));
   return static_cast<float>(std::trunc(units / last) * last * unit);
@@ -193,6 +191,32 @@ TEST(Fp8Recipe, ReadsXAsCodes) {
   }
 }
 
+TEST(Fp8Recipe, ChecksXAsCodes) {
+  const Case one = grouped_case();
+  Problem problem(make_inputs(one, 16));
+  problem.route();
+  const std::vector<uint8_t> codes(static_cast<size_t>(one.outer_rows() * one.d) + 1);
+  const std::vector<float> scales(static_cast<size_t>(one.outer_rows() * 2));
+  const auto expect = [&](const char* text, const std::function<void(ForwardArgs&)>& change) {
+    ForwardArgs args = problem.forward_args();
+    args.X = {}, args.X_codes = codes.data(), args.X_scales = scales.data();
+    change(args);
+    try {
+      problem.experts().forward(args);
+      ADD_FAILURE() << "no error: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  expect("X is", [&](ForwardArgs& args) { args.X = problem.forward_args().X; });
+  expect("X_scales is null", [](ForwardArgs& args) { args.X_scales = nullptr; });
+  expect("X_codes is not aligned to 16 bytes", [](ForwardArgs& args) { ++args.X_codes; });
+  expect("without X_codes", [](ForwardArgs& args) { args.X_codes = nullptr; });
+  expect("shares memory with",
+         [&](ForwardArgs& args) { args.X_codes = static_cast<const uint8_t*>(args.workspace); });
+}
+
 // ------------------------------------------------- memory and errors
 
 Experts experts() {
@@ -216,9 +240,9 @@ TEST(Fp8Recipe, HasCodesInTheWorkspace) {
             dense.workspace_bytes(spec, Pass::kForward) - A + A_codes);
   // Y is a block of 128 columns, less than the codes of X
   dense.column_blocks = fp8.column_blocks = 8;
-  EXPECT_EQ(fp8.workspace_bytes(spec, Pass::kForward),
-            dense.workspace_bytes(spec, Pass::kForward) - A - Y / 8 + A_codes +
-                std::max(X_codes, Y / 4));
+  EXPECT_EQ(
+      fp8.workspace_bytes(spec, Pass::kForward),
+      dense.workspace_bytes(spec, Pass::kForward) - A - Y / 8 + A_codes + std::max(X_codes, Y / 4));
 }
 
 void expect_refused(const std::function<void(Experts&)>& change, Status status, const char* text) {

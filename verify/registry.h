@@ -16,8 +16,8 @@ bool reduced_run();
 // reduced run the quick ones.
 const std::vector<Case>& verification_cases();
 
-// Whether the arch of the current GPU has the kernels of the case's recipe.
-bool arch_computes(const Case& one);
+// Whether this arch, the first word of tilemoe_cuda_arch(), has the kernels of the case's recipe.
+bool arch_computes(std::string_view arch, const Case& one);
 
 // Cases to be timed: python/tilemoe/bench/layers.inc, a GPU's in bfloat16, a CPU's in float32.
 // python/tilemoe/bench reads the same list for PyTorch.

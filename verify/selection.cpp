@@ -21,7 +21,7 @@ std::vector<Case> Selection::choose(Device device) const {
   if (device == Device::kCuda && dtype == "all")
     std::erase_if(cases, [](const Case& one) { return one.dtype == DType::kFloat32; });
   if (device == Device::kCuda)
-    std::erase_if(cases, [](const Case& one) { return !arch_computes(one); });
+    std::erase_if(cases, [](const Case& one) { return !arch_computes(tilemoe_cuda_arch(), one); });
   return cases;
 }
 

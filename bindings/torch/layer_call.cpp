@@ -64,6 +64,7 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
   experts.up_shift = static_cast<float>(reals.up_shift);
   experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
   experts.weight_blocks = narrowed<int32_t>("weight_blocks", numbers.weight_blocks);
+  experts.recipe = narrowed<tilemoe_recipe>("recipe", numbers.recipe);
   weights.quantized.set_formats(experts);
   check_one_layer(experts, weights.W1(), weights.W2());
   return experts;

@@ -110,6 +110,8 @@ std::vector<Tensor> experts_lora_backward_over_H(
     const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted);
 
 // quantized.cpp
+std::tuple<Tensor, Tensor> quantize_fp8(const Tensor& values, int64_t block_rows,
+                                        bool float_scales);
 Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,
                   ScalarType dtype);
 

@@ -146,6 +146,29 @@ tilemoe_weights Quantized::with_strides(tilemoe_weights weights, const Tensors& 
   return weights;
 }
 
+std::tuple<Tensor, Tensor> quantize_fp8(const Tensor& values, int64_t block_rows,
+                                        bool float_scales) {
+  const Call call({{"values", values}});
+  check_dims("values", values, 3, "(E, R, C)");
+  const int64_t E = values.size(0), R = values.size(1), C = values.size(2);
+  tilemoe_quantize_fp8_args args{};
+  args.struct_size = sizeof args;
+  args.device = call.device();
+  args.block_rows = narrowed<int32_t>("block_rows", block_rows);
+  if (block_rows != 1 && block_rows != tilemoe::kFp8Tile)
+    refuse("block_rows is " + std::to_string(block_rows) + ", expected 1 or 128");
+  args.float_scales = float_scales;
+  args.values = call.view("values", values);
+  const Tensor codes = call.empty({E, R, C}, ScalarType::Byte);
+  const Tensor scales =
+      call.empty({E, blocks_of(R, block_rows), blocks_of(C, tilemoe::kFp8Tile)}, ScalarType::Float);
+  args.codes = static_cast<uint8_t*>(codes.data_ptr());
+  args.scales = static_cast<float*>(scales.data_ptr());
+  args.stream = call.stream();
+  if (codes.numel() > 0) check(tilemoe_quantize_fp8(&args));
+  return {codes, scales};
+}
+
 Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,
                   ScalarType dtype) {
   const Call call({{"arrays", kArrayNames, arrays}});

@@ -194,6 +194,10 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "int wanted) -> Tensor[]");
   // codes, scales, scale_map, scale_of_scales and scale_offset of one weight (tilemoe_quantized) ->
   // (E, R, C) of shape and dtype. It has no gradient.
+  // values (E, R, C) -> codes (E, R, C), bytes, and scales (E, R/block_rows, C/128) float32
+  m.def(
+      "quantize_fp8(Tensor values, int block_rows, bool float_scales) -> (Tensor codes, "
+      "Tensor scales)");
   m.def("dequantize(Tensor?[] arrays, int format, int[] shape, ScalarType dtype) -> Tensor");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(

@@ -23,7 +23,7 @@ if _TYPE_CHECKING:
     from .integrations.from_modules import from_modules
     from .lora import LoRA
     from .module import MoE, MoEAux
-    from .quantization import QuantizedExperts, quantize_experts
+    from .quantization import QuantizedExperts, quantize_experts, quantize_fp8
     from .quantized_modules import quantize_
     from .routing import (
         Aux,
@@ -58,6 +58,7 @@ __all__ = [
     "moe_general",
     "quantize_",
     "quantize_experts",
+    "quantize_fp8",
     "rounded_router",
     "route",
     "route_ids",
@@ -84,7 +85,7 @@ _MODULES = {  # modules of the names, in the order of loading
     "integrations.from_modules": ("from_modules",),
     "lora": ("LoRA",),
     "module": ("MoE", "MoEAux"),
-    "quantization": ("QuantizedExperts", "quantize_experts"),
+    "quantization": ("QuantizedExperts", "quantize_experts", "quantize_fp8"),
     "quantized_modules": ("quantize_",),
     "routing": (
         "Aux", "rounded_router", "router_logits", "router_losses", "scores_at", "top_k",

@@ -458,6 +458,15 @@ def _(arrays, format, shape, dtype):
     return arrays[0].new_empty(shape, dtype=dtype)
 
 
+@_register("quantize_fp8")
+def _(values, block_rows, float_scales):
+    _check_dims("values", values, 3, "(E, R, C)")
+    E, R, C = values.shape
+    rows = (R + block_rows - 1) // block_rows
+    scales = values.new_empty((E, rows, (C + 127) // 128), dtype=torch.float32)
+    return values.new_empty((E, R, C), dtype=torch.uint8), scales
+
+
 @_register("router_backward")
 def _(ds, routing, logits, E, rule, routed_scaling_factor, dtype):
     _check_length("rule", rule, RULE)

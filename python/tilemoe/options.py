@@ -29,6 +29,7 @@ GroupScore = Literal["top2_sum", "max"]
 Rounding = Literal["nearest", "up", "down", "stochastic", "balanced"]
 OnOverflow = Literal["nan", "drop"]
 Chunks = Union[int, Literal["auto"]]
+Recipe = Literal["bf16", "fp8"]
 Dispatch = Literal["all_gather", "pull", "auto"]
 
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
@@ -162,6 +163,15 @@ class Options:
         bits.""",
         pack="numbers",
         check=_checks.blocks,
+    )
+    recipe: Recipe = option(
+        "bf16",
+        """"fp8": forward with quantised weights of the format fp8 multiplies their codes by those
+        of x and of the activations, which have a power of two as scale of each 128 columns; see
+        `quantize_fp8`. Backward dequantises, as with "bf16". Requires an H100 or H200, or the CPU
+        backend; a gate; d and n multiples of 16; gate_layout "split", or "concatenated" with n a
+        multiple of 128; no adapters.""",
+        pack="numbers",
     )
     overwrite_H: bool | None = option(
         None,
@@ -311,6 +321,10 @@ class _Blocks(TypedDict, total=False):
     overwrite_H: bool | None
 
 
+class _Recipe(TypedDict, total=False):
+    recipe: Recipe
+
+
 class OfRounding(TypedDict, total=False):
     """Options of rounded_router."""
 
@@ -334,7 +348,7 @@ class _Rows(OfExperts, _Blocks, total=False):
     gate_layout: GateLayout
 
 
-class OfRows(_Rows, total=False):
+class OfRows(_Rows, _Recipe, total=False):
     """Options of moe_general and grouped_experts."""
 
     accumulate: bool
@@ -355,7 +369,7 @@ class OfRanks(_Rows, _Choice, _Rounded, _Sizes, total=False):
     on_overflow: OnOverflow
 
 
-class OfModule(OfExperts, _Choice, _Rounded, _Blocks, _Sizes, total=False):
+class OfModule(OfExperts, _Choice, _Rounded, _Blocks, _Recipe, _Sizes, total=False):
     """Options of MoE."""
 
     on_overflow: OnOverflow

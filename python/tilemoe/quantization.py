@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from ._shapes import shape_text
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALONG_INPUTS = ("mxfp4", "nvfp4")  # blocks of a row of the weight
+_FP8_ROWS = 128
 _NF4_STATE = "quant_state.bitsandbytes__nf4"
 _SUFFIXES = {  # suffixes of the names in a checkpoint, by array
     "fp8": {"codes": "", "scales": "_scale_inv"},
@@ -49,6 +50,7 @@ class QuantizedExperts(NamedTuple):
     `quantize_experts` and `from_state_dict` return it. `moe`, `moe_general` and `grouped_experts`
     accept it for W1, W1_up and W2. They compute with the values that `dequantize` returns in x's
     dtype, and have one weight in 16 bits at a time. Dequantisation multiplies and adds in float32.
+    With recipe="fp8", forward computes with the codes.
 
     The stored shape (E, R, C) is (E, out, in), or (E, in, out) if `transposed`. The arrays by
     format:
@@ -325,6 +327,50 @@ def quantize_experts(
     arrays = empty(format, stored) if W.is_meta else QUANTIZE[format](stored)
     dtype = _dtype_of(W.dtype if dtype is None else dtype)
     return QuantizedExperts(format, (E, out, width), transposed, *arrays, dtype)
+
+
+def quantize_fp8(
+    x: Tensor, rows: Literal[1, 128] = 1, power_of_two: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Quantise values to e4m3 with one scale per block of `rows` x 128 values.
+
+    The scales are those of TransformerEngine's Float8BlockScaling: 448 / max |x| of the block,
+    rounded down to a power of two unless `power_of_two` is False, and inverted. A block of zeros
+    has the scale 1. Blocks at the ends of rows and columns may be smaller. The result has no
+    gradient.
+
+    Args:
+        x: Values, shape (..., R, C), C a multiple of 8; float32 (on the CPU), bfloat16 or float16.
+        rows: Rows of a block, 1 (as recipe="fp8" quantises x) or 128 (as DeepSeek's weights).
+        power_of_two: Whether scales are powers of two.
+
+    Returns:
+        The codes, float8_e4m3fn of x's shape, and the scales, float32 of shape (..., R / rows,
+        C / 128), sizes rounded up; a value is code * scale.
+
+    Raises:
+        ValueError: A shape, a dtype or `rows` is wrong.
+        TypeError: x is not a tensor.
+
+    Example:
+        >>> codes, scales = tilemoe.quantize_fp8(torch.randn(4, 256))
+        >>> codes.shape, scales.shape
+        (torch.Size([4, 256]), torch.Size([4, 2]))
+    """
+    _library.require_device(x, "x")
+    if rows not in (1, _FP8_ROWS):
+        raise ValueError(f"rows must be 1 or {_FP8_ROWS}, got {rows!r}")
+    if x.dim() < 2:
+        raise ValueError(f"x has shape {shape_text(x.shape)}, expected (..., R, C)")
+    values = x.detach().reshape(-1, *x.shape[-2:]).contiguous()
+    if rows == 1 and values.shape[0] > 1:  # one matrix: blocks are within rows
+        values = values.reshape(1, -1, x.shape[-1])
+    codes, scales = ops.call_undifferentiated(
+        _library.operators.quantize_fp8.default, values, rows, not power_of_two
+    )
+    blocks = (-(-x.shape[-2] // rows), -(-x.shape[-1] // 128))
+    codes = codes.view(torch.float8_e4m3fn).reshape(x.shape)
+    return codes, scales.reshape(*x.shape[:-2], *blocks)
 
 
 # ---------------------------------------------------------------- names and JSON of checkpoints

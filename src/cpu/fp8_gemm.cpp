@@ -101,8 +101,7 @@ void add_mma(const uint8_t* codes, const Block& B, int64_t first, float* sum) {
 // C += the products of the row's codes with the block, times the scale.
 void add_block(const uint8_t* codes, const Block& B, float scale, int64_t columns, float* C) {
   alignas(64) float sum[kColumns] = {};
-  for (int64_t first = 0; first < kTerms; first += kSteps)
-    add_mma(codes + first, B, first, sum);
+  for (int64_t first = 0; first < kTerms; first += kSteps) add_mma(codes + first, B, first, sum);
   const bool row_has_nan = std::any_of(codes, codes + kTerms, is_nan);
   for (int64_t j = 0; j < columns; ++j) {
     if (row_has_nan || B.has_nan[j]) sum[j] = std::numeric_limits<float>::quiet_NaN();

@@ -30,7 +30,7 @@ def chosen_by(scoring=0, K=K, kind=0, groups=(1, 1, 0), factor=1.0):
 def packed(kind=0, K=K, scoring=0, gate_layout=0, **more):
     """An operator's numbers and reals; without arguments also swiglu, concatenated."""
     rule, factor = chosen_by(scoring, K, kind, **more)
-    return [*rule, 0, gate_layout, 1, 1], [factor, 0.0, 0.0, 0.0]
+    return [*rule, 0, gate_layout, 1, 1, 0], [factor, 0.0, 0.0, 0.0]
 
 
 def places(**given):
@@ -261,6 +261,7 @@ def quantized(x):
     W1, _, W2, *biases = x["layer"]
     W1 = tilemoe.quantize_experts(W1, "nf4", transposed=True)
     yield "dequantize", (list(W1.arrays), 3, list(W1.stored_shape), DTYPE)
+    yield "quantize_fp8", (W2.detach(), 128, False), (W2.detach(), 1, True)
     lora = [normal(E, 8, d, seed=8, dtype=torch.float32), torch.ones(E, 2 * n, 8), *[None] * 4]
     # No float8: opcheck compares arguments in arithmetic that torch 2.11 does not have for it.
     narrow = tilemoe.quantize_experts(W2, "nf4_double")
