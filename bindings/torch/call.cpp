@@ -188,6 +188,19 @@ Tensor Call::bytes(size_t count) const {
   return empty({static_cast<int64_t>(count)}, ScalarType::Byte);
 }
 
+Tensor Call::matrix_in(const Tensor& bytes, size_t offset, int64_t rows, int64_t columns,
+                       ScalarType dtype) const {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  const std::array sizes = {rows, columns}, strides = {columns, int64_t{1}};
+  AtenTensorHandle made = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
+      static_cast<char*>(bytes.data_ptr()) + offset, 2, sizes.data(), strides.data(), 0,
+      to<int32_t>(from(dtype)), to<int32_t>(from(torch_device_.type())), torch_device_.index(),
+      &made));
+  return Tensor(made);
+}
+
 void check(tilemoe_status status) {
   if (status == TILEMOE_SUCCESS) return;
   throw std::runtime_error(std::string(tilemoe_status_name(status)) + ": " + tilemoe_last_error());

@@ -70,6 +70,9 @@ class Call {
   Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const;
   Tensor zeros(std::initializer_list<int64_t> shape, ScalarType dtype) const;
   Tensor bytes(size_t count) const;
+  // A contiguous view of some of these bytes, which must outlive it.
+  Tensor matrix_in(const Tensor& bytes, size_t offset, int64_t rows, int64_t columns,
+                   ScalarType dtype) const;
 
   // By the kernels of torch.mm, torch.addmm and torch.add, with their bits, without the dispatcher.
   // out (rows, columns) = A B, or bias (columns) + A B.

@@ -5,18 +5,29 @@
 #include "routing.h"
 
 namespace tilemoe_torch {
+namespace {
+
+size_t round_up(size_t bytes, size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
 Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const Tensor& ds,
                        const MaybeTensor& logits, int64_t scoring, double routed_scaling_factor,
-                       ScalarType dtype, const Tensor* given_workspace) {
+                       ScalarType dtype, const Tensor* scratch, size_t offset) {
   const tilemoe_routing_spec& spec = routing.spec;
   const MaybeTensor rows = logits ? MaybeTensor(dense_rows(*logits)) : MaybeTensor();
   const Tensor dense_ds = dense(ds);
-  const Tensor dlogits = call.empty({spec.T, spec.E}, dtype);
   size_t workspace_bytes = 0;
   check(tilemoe_routing_workspace_bytes(&spec, &workspace_bytes));
+  constexpr size_t kAlignment = 256, kElement = sizeof(float);  // at most
+  const size_t bytes = round_up(static_cast<size_t>(spec.T * spec.E) * kElement, kAlignment);
   const bool fits =
-      given_workspace && static_cast<size_t>(given_workspace->numel()) >= workspace_bytes;
-  const Tensor workspace = fits ? *given_workspace : call.bytes(workspace_bytes);
+      scratch && offset + bytes + workspace_bytes <= static_cast<size_t>(scratch->numel());
+  const Tensor dlogits = fits ? call.matrix_in(*scratch, offset, spec.T, spec.E, dtype)
+                              : call.empty({spec.T, spec.E}, dtype);
+  const Tensor own = call.bytes(fits ? 0 : workspace_bytes);
   tilemoe_router_backward_args args{};
   args.struct_size = sizeof args;
   args.scoring = narrowed<tilemoe_scoring>("scoring", scoring);
@@ -25,7 +36,8 @@ Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const T
   args.logits = call.view("logits", rows);
   args.ds = call.view("ds", dense_ds);
   args.dlogits = call.view("dlogits", dlogits);
-  args.workspace = workspace.data_ptr(), args.workspace_bytes = workspace_bytes;
+  args.workspace = fits ? static_cast<char*>(scratch->data_ptr()) + offset + bytes : own.data_ptr();
+  args.workspace_bytes = workspace_bytes;
   args.stream = call.stream();
   check(tilemoe_router_backward(&args));
   return dlogits;

@@ -15,10 +15,10 @@ void choose_into(const Call& call, const Tensor& logits, const MaybeTensor& sele
 void check_choice(const Tensor& logits, int64_t K);
 
 // From ds to the gradient (T, E) of the logits of the routing's tokens, of `dtype`. The logits are
-// required only if the scoring's rule reads them. A given workspace (bytes) is used if it is large
-// enough.
+// required only if the scoring's rule reads them. The gradient and the workspace are in `scratch`
+// (bytes) from `offset` on if they fit there.
 Tensor logits_gradient(const Call& call, const tilemoe_routing& routing, const Tensor& ds,
                        const MaybeTensor& logits, int64_t scoring, double routed_scaling_factor,
-                       ScalarType dtype, const Tensor* given_workspace = nullptr);
+                       ScalarType dtype, const Tensor* scratch = nullptr, size_t offset = 0);
 
 }  // namespace tilemoe_torch

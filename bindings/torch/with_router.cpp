@@ -73,7 +73,7 @@ class Backward {
     const Tensor workspace =
         workspace_of(experts, TILEMOE_BACKWARD_FIRST, before_ | of_dX_ | of_W1_);
     run(TILEMOE_BACKWARD_FIRST, dO_, before_, workspace, true);
-    router(nullptr);  // dH is in the workspace
+    router(workspace, bytes_of_dH());  // dH comes first in the workspace
     if (of_dX_ | of_W1_) run(TILEMOE_BACKWARD_REST, std::nullopt, of_dX_ | of_W1_, workspace, true);
     return made(wanted_);
   }
@@ -87,7 +87,7 @@ class Backward {
       const Tensor workspace = workspace_of(experts, TILEMOE_BACKWARD_OVER_H, before_ | of_dX_);
       run(TILEMOE_BACKWARD_OVER_H, dO_, before_, workspace, false);
       try {
-        router(&workspace);
+        router(workspace, 0);
         if (of_dX_) run(TILEMOE_BACKWARD_REST, std::nullopt, of_dX_, workspace, false);
       } catch (const std::exception& error) {
         refuse_after(error);
@@ -142,8 +142,15 @@ class Backward {
              &workspace, {}, dH_in_workspace, (bits & bit(kDX)) != 0);
   }
 
-  // From ds to the logits' gradient, the gradients of the router, and its part of dX, in dX.
-  void router(const Tensor* workspace) {
+  size_t bytes_of_dH() const {
+    constexpr size_t kAlignment = 256;
+    const size_t bytes = static_cast<size_t>(H_.numel()) * static_cast<size_t>(H_.element_size());
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  // From ds to the logits' gradient, the gradients of the router, and its part of dX, in dX. Between
+  // the stages nothing else is in the workspace from `offset` on, so the logits' gradient is there.
+  void router(const Tensor& workspace, size_t offset) {
     if (!needs_logits()) return;
     const Rule& rule = config_.numbers.rule;
     const tilemoe_routing_spec spec =
@@ -151,7 +158,7 @@ class Backward {
                      gradients_[kDs]->numel());
     Tensor dlogits = logits_gradient(call_, bind_routing(call_, spec, routing_), *gradients_[kDs],
                                      logits_, rule.scoring, config_.reals.routed_scaling_factor,
-                                     router_weight_.scalar_type(), workspace);
+                                     router_weight_.scalar_type(), &workspace, offset);
     if (given_) dlogits = call_.add(dlogits, *given_);
     if (of_dX_) call_.mm(*gradients_[kDX], dlogits, router_weight_, std::nullopt);
     if (router_gradient_) call_.mm(*router_gradient_, transposed(dlogits), X_, std::nullopt);

@@ -18,6 +18,7 @@ OPTIONAL = {
     "torch._C._storage_Use_Count": "H is never overwritten",
     "torch._C._cuda_isCurrentStreamCapturing": "H in a CUDA graph is taken for one outside of it",
     "torch._C._current_autograd_node": "every gradient is computed",
+    "torch._C._is_any_autocast_enabled": "each device's autocast is read",
     "torch._C._will_engine_execute_node": "every gradient is computed",
 }
 
