@@ -36,6 +36,17 @@ TEST_P(SimulatedLogits, AreExactOnWholeNumbers) {
                                    .padded = true});
   expect_whole_logits(memory, {.T = 3, .E = 9, .d = 1096});
   expect_whole_logits(memory, {.T = 400, .E = 200, .d = 528, .logits = kBF16, .biased = true});
+  for (const int64_t T : {270, 600})  // on sm90 in pairs of tiles, the last of them empty
+    for (const int64_t E : {100, 200, 330})
+      expect_whole_logits(memory, {.T = T,
+                                   .E = E,
+                                   .d = 584,
+                                   .x = kF16,
+                                   .weight = kF16,
+                                   .logits = kF16,
+                                   .biased = true,
+                                   .padded = true});
+  expect_whole_logits(memory, {.T = 300, .E = 330, .d = 72, .weight = kF32});
   expect_whole_logits(memory, {.T = 600, .E = 1, .d = 520});
   expect_whole_logits(memory, {.T = 40, .E = 130, .d = 536, .weight = kF32, .padded = true});
   expect_whole_logits(memory, {.T = 500, .E = 33, .d = 72, .weight = kF32});
@@ -54,6 +65,7 @@ TEST_P(SimulatedLogits, DependOnNoOtherToken) {
   expect_same_bits(memory, {.T = 260, .E = 70, .d = 552, .weight = kF32}, {1, 33});
   expect_same_bits(memory, {.T = 500, .E = 150, .d = 536, .logits = kBF16, .biased = true},
                    {1, 40});
+  expect_same_bits(memory, {.T = 300, .E = 330, .d = 1096}, {1, 129});
 }
 
 TEST_P(SimulatedLogits, OfNoTokensAreNone) {
