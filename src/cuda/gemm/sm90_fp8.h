@@ -64,7 +64,7 @@ class ScaledRows {
     const int32_t source = !has_row_ ? 0 : params_.codes.token ? params_.codes.token[row] : row;
     scales_ = params_.scales + int64_t{source} * params_.scale_stride;
   }
-  __device__ void copy(uint32_t shared, int32_t k_block) const {
+  __device__ void copy(uint32_t shared, int32_t k_block) {
     codes_.copy(shared, k_block);
     if (thread_ < Shape::BLOCK_M)
       ptx::cp_async_4(shared + Operand::kScalesAt + thread_ * 4, scales_ + k_block,
