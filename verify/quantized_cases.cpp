@@ -145,7 +145,7 @@ std::vector<Case> quantized_cases() {
              c.gate_layout = GateLayout::kSplit, c.biases = c.addend = c.float_scales = true;
              c.clamp = 1.5f, c.alpha = 1.702f, c.up_shift = 1;
            }),
-      vary("fp8-recipe-column-blocks", shape,
+      vary("fp8-recipe-blocks", shape,
            [&](Case& c) {
              compute_in_fp8(c), c.d = 400, c.column_blocks = 3, c.weight_blocks = 2;
              c.activation = Activation::kGeGLU, c.dH_over_H = true;

@@ -129,7 +129,7 @@ inline std::vector<StepCase> step_cases(Passes pass) {
        {std::pair("_cooperative256", cuda::kCooperative256),
         std::pair("_cluster256", cuda::kCluster256), std::pair("_cluster192", cuda::kCluster192),
         std::pair("_pingpong128", cuda::kPingPong128),
-        std::pair("_pingpong_cluster192", cuda::kPingPongCluster192),
+        std::pair("_pingpong192", cuda::kPingPongCluster192),
         std::pair("_pingpong64", cuda::kPingPong64)}) {
     const auto add = [&, suffix = name, tile = tile](const std::string& kind, uint32_t flags) {
       all.push_back({"swiglu" + kind + suffix, kForward, ragged, 37, 512, 328, 77,

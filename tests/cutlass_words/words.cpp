@@ -65,6 +65,7 @@ void hopper() {
     operand<OfMN, AtomMN, 64, true>("Sm90", "MN");
     operand<OfK, AtomK, 128, true>("Sm90", "K");
     operand<OfMN, AtomMN, 128, true>("Sm90", "MN");
+    operand<OfMN, AtomMN, 256, true>("Sm90", "MN");
   }
   operand<OfK, AtomK, kColumns, false>("Sm90", "K");
   operand<OfMN, AtomMN, kColumns, false>("Sm90", "MN");

@@ -87,7 +87,7 @@ class Copy(unittest.TestCase):
                 ast.parse(copy)
                 self.assertNotRegex(copy, r"(?m)^if _?TYPE_CHECKING:|^@overload")
         shown = package_source.readable((PACKAGE / "functional.py").read_text())
-        self.assertEqual(shown.count("        **options: :py:attr:"), 3)
+        self.assertEqual(shown.count("        **options: :py:attr:"), 4)
 
 
 if __name__ == "__main__":

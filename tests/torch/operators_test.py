@@ -129,11 +129,12 @@ def cases():
     leaves_of_router = leaf(router), leaf(zeros(E)), None
     yield "moe_with_router", (x["X"], *leaves_of_router, leaves, leaf(x["X"]), *scaled, True, False)
     saved = (x["dO"], None, x["X"], x["H"], routing, router, layer)
-    with_losses = (x["dO"], logits.to(DTYPE), *saved[2:])
+    given = logits.to(DTYPE)
+    with_losses = (x["dO"], given, *saved[2:])
     of_some = packed(), (1, 2, 4, 16, 1 | 2 | 256, 1 | 32 | 128)
     for name in ("moe_with_router_backward", "moe_with_router_backward_over_H"):
         yield name, *((*saved, None, *of_some[0], wanted) for wanted in of_some[1])
-        yield name, (*with_losses, logits, *packed(scoring=3, factor=2.5), 1 | 2 | 4 | 16 | 256)
+        yield name, (*with_losses, given, *packed(scoring=3, factor=2.5), 1 | 2 | 4 | 16 | 256)
     yield "router_logits", (x["X"], router, None, torch.float32)
     yield "router_logits", (leaf(x["X"]), leaf(router), leaf(zeros(E)), DTYPE)
     yield "moe_tokens", (*of_tokens, *packed(), DTYPE, True)

@@ -67,6 +67,21 @@ class LongTiles {
 // Tile order of the weight gradients: every expert has a GEMM of the same size, summed over the
 // rows of the expert. Counts are read from the device, so the host never waits for them.
 
+struct ExpertTilesParams {
+  LongTiles::Params long_tiles;
+  int32_t E;
+  ReferenceTiles reference;
+};
+
+// The second half that is still to be done, if a CTA does both.
+template <int kCtas>
+struct SecondHalf {};
+template <>
+struct SecondHalf<1> {
+  bool is_left = false;
+  Tile tile{};
+};
+
 // Two CTAs, a cluster, work on the halves of a reference tile, which mostly need the same columns
 // of B. The cluster first takes its splits of the tiles of long experts, one of every `clusters`:
 // the number of clusters does not affect where splits begin. Then it takes one of every `clusters`
@@ -75,14 +90,8 @@ class LongTiles {
 //
 // With kCtas = 1 a CTA takes the part of a cluster: a reference tile of twice the rows, or, where
 // its halves have different columns, one half after the other.
-struct ExpertTilesParams {
-  LongTiles::Params long_tiles;
-  int32_t E;
-  ReferenceTiles reference;
-};
-
 template <int BLOCK_K, int kCtas = 2>
-class ExpertTiles {
+class ExpertTiles : SecondHalf<kCtas> {
  public:
   static constexpr int kTogether = kCtas;  // the grid has a multiple of this number of CTAs
   static_assert(BLOCK_K == kSumRows, "ranks count k blocks of this size");
@@ -124,18 +133,19 @@ class ExpertTiles {
 
   // The first half with all rows of the tile, and then a second one of other columns.
   __device__ bool next_whole(Tile& tile) {
-    if (has_second_) {
-      has_second_ = false;
-      tile = second_;
+    SecondHalf<kCtas>& second = *this;
+    if (second.is_left) {
+      second.is_left = false;
+      tile = second.tile;
       return true;
     }
     if (!next_half(tile)) return false;
     tile.m_block /= 2;
-    has_second_ = !tile.multicast_b && tile.n_block + 1 < params_.reference.n_blocks;
+    second.is_left = !tile.multicast_b && tile.n_block + 1 < params_.reference.n_blocks;
     tile.multicast_b = false;
-    second_ = tile;
-    ++second_.n_block;
-    if (second_.partial_sum >= 0) ++second_.partial_sum;
+    second.tile = tile;
+    ++second.tile.n_block;
+    if (second.tile.partial_sum >= 0) ++second.tile.partial_sum;
     return true;
   }
 
@@ -181,8 +191,6 @@ class ExpertTiles {
   int32_t next_ = 0, split_end_ = 0;  // its k blocks that are still to be done
   int32_t rank_ = 0;                  // of the expert that has the first of them
   int32_t round_ = 0;                 // of the short experts' tiles
-  bool has_second_ = false;           // kCtas = 1: still to be done
-  Tile second_;
 };
 
 }  // namespace tilemoe::cuda
