@@ -334,10 +334,10 @@ def quantize_fp8(
 ) -> tuple[Tensor, Tensor]:
     """Quantise values to e4m3 with one scale per block of `rows` x 128 values.
 
-    The scales are those of TransformerEngine's Float8BlockScaling: 448 / max |x| of the block,
-    rounded down to a power of two unless `power_of_two` is False, and inverted. A block of zeros
-    has the scale 1. Blocks at the ends of rows and columns may be smaller. The result has no
-    gradient.
+    The scales are those of TransformerEngine's Float8BlockScaling: 448 / the largest magnitude of
+    the block, rounded down to a power of two unless `power_of_two` is False, and inverted. A block
+    of zeros has the scale 1. Blocks at the ends of rows and columns may be smaller. The result has
+    no gradient.
 
     Args:
         x: Values, shape (..., R, C), C a multiple of 8; float32 (on the CPU), bfloat16 or float16.
