@@ -5,8 +5,8 @@
 
 namespace tilemoe::simulator {
 
-// Copies `bytes` (0 or 16) bytes to 16 bytes at a shared address; zeros for the rest.
-// A copy of `size` bytes (4 or 16), of which the first `bytes` are read and the rest are zeros.
+// Starts a copy of `size` bytes (4 or 16) to a shared address. The first `bytes` are read, the rest
+// are zeros.
 void start_copy(Thread& thread, uint32_t shared, const void* source, uint32_t bytes, uint32_t size,
                 uint32_t site);
 // Arrives at the barrier when the copies that the thread has started so far have landed.
