@@ -170,10 +170,9 @@ def test_the_peak_has_one_weight_in_16_bits(blocks):
 
 @pytest.mark.parametrize("format", [1, 2, 3, 4, 5])
 def test_layer_bytes_count_the_scratch(format):
-    numbers = tilemoe.options.Options(K=K).numbers
     of = lambda formats, blocks=1: torch.ops.tilemoe.layer_bytes(
         torch.empty(0, dtype=torch.bfloat16, device=DEVICE), [T, E, d, n, T * K],
-        [*numbers[:-1], blocks], formats,
+        tilemoe.options.Options(K=K, weight_blocks=blocks).numbers, formats,
     )  # fmt: skip
     plain, both = of([]), of([format, 0, format, 0, 0, 0])
     of_W1, of_W2 = E * 2 * n * d * 2, E * d * n * 2
