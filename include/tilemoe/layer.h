@@ -32,10 +32,11 @@ enum class Format : int {
   kNvfp4 = TILEMOE_FORMAT_NVFP4,
 };
 
-/// How the GEMMs of the forward pass compute, see tilemoe_recipe.
+/// How the GEMMs of the experts compute, see tilemoe_recipe.
 enum class Recipe : int {
   kBf16 = TILEMOE_RECIPE_BF16,
   kFp8 = TILEMOE_RECIPE_FP8,
+  kFp8Forward = TILEMOE_RECIPE_FP8_FORWARD,
 };
 
 /// A forward pass, see tilemoe_pass.
@@ -104,7 +105,14 @@ struct QuantizedWeights : tilemoe_quantized_weights {
   /// Takes the quantised weights; the default is absent.
   explicit QuantizedWeights(const Quantized& of_W1 = {}, const Quantized& of_W2 = {},
                             const Quantized& of_W1_up = {})
-      : tilemoe_quantized_weights{sizeof(tilemoe_quantized_weights), of_W1, of_W1_up, of_W2} {}
+      : tilemoe_quantized_weights{
+            sizeof(tilemoe_quantized_weights), of_W1, of_W1_up, of_W2, {}, {}, {}} {}
+  /// Adds the same weights transposed, which the backward of Recipe::kFp8 reads.
+  QuantizedWeights& transposed(const Quantized& of_W1, const Quantized& of_W2,
+                               const Quantized& of_W1_up = {}) {
+    W1_transposed = of_W1, W1_up_transposed = of_W1_up, W2_transposed = of_W2;
+    return *this;
+  }
 };
 
 /// Writes the values of a weight to `out` (E, R, C), contiguous, in the order of its codes.
@@ -127,6 +135,8 @@ struct QuantizeFp8 {
   bool float_scales = false;  ///< scales are not only powers of two
   int64_t part_rows = 0;      ///< rows of a part; 0: all
   void* stream = nullptr;
+  uint8_t* transposed_codes = nullptr;  ///< out (E, C, R); optional
+  float* transposed_scales = nullptr;   ///< out (E, C/128 rounded up, S)
 };
 /// Quantises values to e4m3 with one scale per block, see tilemoe_quantize_fp8().
 inline void quantize_fp8(const QuantizeFp8& given) {
@@ -136,6 +146,7 @@ inline void quantize_fp8(const QuantizeFp8& given) {
   args.block_rows = given.block_rows, args.float_scales = given.float_scales;
   args.part_rows = given.part_rows, args.values = given.values;
   args.codes = given.codes, args.scales = given.scales, args.stream = given.stream;
+  args.transposed_codes = given.transposed_codes, args.transposed_scales = given.transposed_scales;
   check(tilemoe_quantize_fp8(&args));
 }
 
@@ -283,7 +294,7 @@ struct Experts {
   Format format_1 = Format::kNone;  ///< format of W1 and W1_up
   Format format_2 = Format::kNone;  ///< format of W2
   int32_t weight_blocks = 0;        ///< blocks of experts to dequantise; 0 or 1: all at once
-  Recipe recipe = Recipe::kBf16;    ///< GEMMs of the forward pass
+  Recipe recipe = Recipe::kBf16;    ///< how the GEMMs compute
   bool float_scales = false;        ///< kFp8: the scales of X and A are not only powers of two
 
   /// Returns the C struct.

@@ -663,10 +663,13 @@ typedef enum tilemoe_format TILEMOE_INT {
  * "unknown format" for any other number. */
 TILEMOE_API const char* tilemoe_format_name(tilemoe_format format);
 
-/** How the GEMMs of the forward pass compute. */
+/** How the GEMMs of the experts compute, see tilemoe_experts::recipe. */
 typedef enum tilemoe_recipe TILEMOE_INT {
   TILEMOE_RECIPE_BF16 = 0, /**< operands of the experts' dtype; quantised weights are dequantised */
-  TILEMOE_RECIPE_FP8 = 1   /**< e4m3 operands with block scales, see tilemoe_experts::recipe */
+  /** e4m3 operands with block scales in forward, the activation gradient and the input gradient;
+   * operands of the experts' dtype in the weight gradients */
+  TILEMOE_RECIPE_FP8 = 1,
+  TILEMOE_RECIPE_FP8_FORWARD = 2 /**< FP8 in forward, BF16 in backward */
 } tilemoe_recipe;
 
 /** Sizes and function of the experts. */
@@ -693,9 +696,9 @@ typedef struct tilemoe_experts {
   int32_t rank_1; /**< columns of P1, see tilemoe_lora; 0: W1 has no adapter */
   int32_t rank_2; /**< columns of P2, see tilemoe_lora; 0: W2 has no adapter */
   /** Format of W1 and W1_up, see tilemoe_quantized. A quantised weight is absent in
-   * tilemoe_weights, is passed as `quantized` of the call, and has no gradient. Each pass
-   * dequantises the experts that have rows into the workspace and computes with the result: the
-   * bits are those of the layer with the dequantised weight. */
+   * tilemoe_weights, is passed as `quantized` of the call, and has a gradient only in the FP8
+   * recipes. Each pass dequantises the experts that have rows into the workspace and computes with
+   * the result: the bits are those of the layer with the dequantised weight. */
   tilemoe_format format_1;
   tilemoe_format format_2; /**< format of W2, as `format_1` */
   /** Number of blocks of experts in which quantised weights are dequantised. The workspace holds
@@ -703,17 +706,22 @@ typedef struct tilemoe_experts {
    * or 1: all experts at once. The bits are the same. */
   int32_t weight_blocks;
   int32_t reserved; /**< 0 */
-  /** TILEMOE_RECIPE_FP8: the forward pass multiplies e4m3 codes. X and A are quantised with one
-   * scale per 128 columns of a row, as tilemoe_quantize_fp8() does with `block_rows` 1, and the
-   * weights are the codes in the checkpoint. Every 128 terms a sum is multiplied by the scales and
-   * added to a float32 accumulator. A is quantised from float32; H, Y and O have the experts' dtype.
-   * The backward pass is that of TILEMOE_RECIPE_BF16, from the H of this forward.
+  /** The FP8 recipes multiply e4m3 codes. X and A, and in backward dO and dH, are quantised with one
+   * scale per 128 columns of a row (dH: of gate or of up), as tilemoe_quantize_fp8() does with
+   * `block_rows` 1, and the weights are the codes of the call. Every 128 terms a sum is multiplied
+   * by the scales and added to a float32 accumulator. A is quantised from float32, dH from its
+   * rounded values; H, Y, O, dH, A' and dX~ have the experts' dtype.
+   *
+   * In backward, TILEMOE_RECIPE_FP8 reads the transposed weights of the call, and computes the
+   * weight gradients from dO, A', dH and X in the experts' dtype. TILEMOE_RECIPE_FP8_FORWARD
+   * dequantises the weights and computes as TILEMOE_RECIPE_BF16 does, from the H of this forward.
+   * With both, the gradients of W1 and W2 may be requested: those of the values of the codes.
    *
    * Requires: FP8 weights that are not transposed; an activation with a gate; d and n multiples of
    * 16; the gate layout split, or concatenated with n a multiple of 128; no adapters; on CUDA a GPU
    * with FP8 wgmma and the arch "sm90". A block of `column_blocks` has a multiple of 128 columns. */
   tilemoe_recipe recipe;
-  int32_t float_scales; /**< FP8: 1: the scales of X and A are any float32; 0: powers of two */
+  int32_t float_scales; /**< FP8: 1: scales of rows are any float32; 0: powers of two */
 } tilemoe_experts;
 
 /** Weights of the experts, in the layout of the checkpoint, or their gradients. The last two
@@ -770,6 +778,11 @@ typedef struct tilemoe_quantized_weights {
   tilemoe_quantized W1;    /**< W1, of experts.format_1 */
   tilemoe_quantized W1_up; /**< W1_up, of experts.format_1, if split */
   tilemoe_quantized W2;    /**< W2, of experts.format_2 */
+  /** TILEMOE_RECIPE_FP8: the same weights with `transposed` 1, as tilemoe_quantize_fp8() writes
+   * them to `transposed_codes`; only backward reads them. Any other recipe: the format NONE. */
+  tilemoe_quantized W1_transposed;
+  tilemoe_quantized W1_up_transposed; /**< as W1_transposed */
+  tilemoe_quantized W2_transposed;    /**< as W1_transposed */
 } tilemoe_quantized_weights;
 
 /** Arguments of tilemoe_dequantize(). */
@@ -798,6 +811,11 @@ typedef struct tilemoe_quantize_fp8_args {
   uint8_t* codes;        /**< out (E, R, C) e4m3, contiguous, aligned to 16 bytes */
   float* scales;         /**< out (E, S, C/128 rounded up), contiguous */
   void* stream;          /**< cudaStream_t */
+  /** Blocks of 128 rows: the transposed codes, out (E, C, R), contiguous and aligned to 16 bytes; R
+   * is a multiple of 8. Optional. */
+  uint8_t* transposed_codes;
+  float*
+      transposed_scales; /**< with `transposed_codes`: out (E, C/128 rounded up, S), contiguous */
 } tilemoe_quantize_fp8_args;
 /** Quantises values to e4m3 with one scale per block of `block_rows` x 128 values; a value is
  * code * scale. Each part of the rows, for instance gate and up of W1, has its own blocks, so that
@@ -1086,8 +1104,8 @@ typedef struct tilemoe_backward_args {
   const tilemoe_packed_lora* lora; /**< as in forward */
   const tilemoe_lora* dlora; /**< out: gradients of A and B, each in the experts' dtype or float32;
                                 written or added to, as dweights; null: none is computed */
-  const tilemoe_quantized_weights* quantized; /**< as in forward; dweights has no gradient of these
-                                                 weights */
+  /** As in forward. dweights has gradients of these weights only with an FP8 recipe. */
+  const tilemoe_quantized_weights* quantized;
 } tilemoe_backward_args;
 /** Computes the gradients of the layer. The gradient of an absent output is not computed. */
 TILEMOE_API tilemoe_status tilemoe_backward(const tilemoe_experts* experts,

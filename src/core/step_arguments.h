@@ -97,17 +97,19 @@ struct Adapter {
   tilemoe_tensor factor;  // (E, columns of the GEMM, rank), of the weights' major
 };
 
-// Quantised weights that a GEMM of forward reads as their codes (Backend::reads_codes): the tensors
-// of the weights then have shapes and strides, but no data.
+// Quantised weights that a GEMM reads as their codes (Backend::reads_codes): the tensors of the
+// weights then have shapes and strides, but no data. The activation and the input gradient read
+// transposed ones.
 struct WeightCodes {
   tilemoe_quantized weight = {};  // format NONE: the GEMM reads values
   tilemoe_quantized up = {};      // W1_up, when split
-  int64_t first_row = 0;          // of the block of columns of Y, in W2
+  int64_t first_row = 0;          // of the block of columns of Y in W2, or of dX~ in W1 transposed
 
   bool given() const { return weight.format != TILEMOE_FORMAT_NONE; }
 };
 
-// Rows as e4m3 codes with a scale per 128 columns (core/fp8.h), contiguous. Absent without codes.
+// Rows as e4m3 codes with a scale per 128 columns (core/fp8.h), contiguous. Absent without codes. Of
+// several parts, gate and up: first all rows of one, then all rows of the other.
 struct Fp8Rows {
   uint8_t* codes = nullptr;  // (rows, width)
   float* scales = nullptr;   // (rows, width / 128 rounded up)
@@ -117,17 +119,19 @@ struct Fp8Rows {
 
 // The fp8 recipe: values as codes, of one row or more.
 struct QuantizeRows {
-  tilemoe_tensor values;  // (rows, width)
-  Fp8Rows out;
-  bool float_scales;  // else powers of two
+  tilemoe_tensor values;  // (rows, parts * width)
+  Fp8Rows out;            // (parts, rows, width)
+  bool float_scales;      // else powers of two
   void* stream;
+  int64_t parts = 1;
 
   tilemoe_quantize_fp8_args arguments() const {
     tilemoe_tensor matrix = values;
     matrix.ndim = 3;
     for (int i = 2; i > 0; --i)
       matrix.shape[i] = values.shape[i - 1], matrix.stride[i] = values.stride[i - 1];
-    matrix.shape[0] = 1, matrix.stride[0] = 0;
+    matrix.shape[2] /= parts;
+    matrix.shape[0] = parts, matrix.stride[0] = matrix.shape[2];
     tilemoe_quantize_fp8_args args{};
     args.block_rows = 1, args.float_scales = float_scales ? 1 : 0;
     args.part_rows = values.shape[0], args.values = matrix;
@@ -210,6 +214,9 @@ struct ActivationGradient {
   void* stream;
   Tuning tuning = {};
   Adapter adapter = {};  // Q2, A2^T
+  // The fp8 recipe: W2 transposed (E, n, d), and codes of dO (T, d), which are read instead of dO.
+  WeightCodes codes = {};
+  Fp8Rows dO_codes = {};
 };
 
 // ds(pair) = sum over groups, in order, of ds_partial(group, row) + <dO_t, b2_e>; 0 for a pair
@@ -252,6 +259,10 @@ struct InputGradient {
   void* stream;
   Tuning tuning = {};
   Adapter adapter = {};  // Q1, A1^T or a block of its rows
+  // The fp8 recipe: W1 transposed (E, d, 2n), or (E, d, n) and W1_up, and codes of dH
+  // (parts, capacity, n), which are read instead of dH. first_row: of the block of columns of dX~.
+  WeightCodes codes = {};
+  Fp8Rows dH_codes = {};
 };
 
 // dW1_e = dH_e^T X_e (gathers X)
