@@ -1,5 +1,6 @@
 // The fp8 recipe on the CPU: its bits against arithmetic of its own, what they may depend on, its
 // memory, and what it refuses.
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -64,13 +65,13 @@ float instruction(float sum, const uint8_t* a, const uint8_t* b, size_t count) {
   return static_cast<float>(std::trunc(units / last) * last * unit);
 }
 
-// A row of codes times row `row` of expert e of a weight.
-float product(const Codes& a, const QuantizedArrays& weight, int64_t e, int64_t row) {
+// `total` + a row of codes times row `row` of expert e of a weight.
+float product(const Codes& a, const QuantizedArrays& weight, int64_t e, int64_t row,
+              float total = 0) {
   const auto width = static_cast<size_t>(weight.C);
   const size_t across = (width + 127) / 128, down = static_cast<size_t>((weight.R + 127) / 128);
   const uint8_t* const b = weight.codes.data() + (e * weight.R + row) * weight.C;
   const size_t scales = (static_cast<size_t>(e) * down + static_cast<size_t>(row) / 128) * across;
-  float total = 0;
   for (size_t block = 0; block < across; ++block) {
     float sum = 0;
     for (size_t k = block * 128; k < std::min(width, block * 128 + 128); k += 32)
@@ -81,13 +82,16 @@ float product(const Codes& a, const QuantizedArrays& weight, int64_t e, int64_t 
 }
 
 struct Expected {
-  std::vector<float> H, O;
+  std::vector<float> H, O, dX;
 };
 
 // With ReGLU, whose bits need no exponential.
 Expected compute(const Inputs& inputs) {
   const Case& one = inputs.test_case;
   Expected made;
+  const QuantizedArrays gate = transposed(inputs.quantized.W1);
+  const QuantizedArrays up = transposed(inputs.quantized.W1_up);
+  const QuantizedArrays down = transposed(inputs.quantized.W2);
   const auto rounded = [&](float x) { return static_cast<float>(round_to(one.dtype, x)); };
   const auto d = static_cast<size_t>(one.d), n = static_cast<size_t>(one.n);
   size_t row = 0;
@@ -106,13 +110,26 @@ Expected compute(const Inputs& inputs) {
       for (int64_t j = 0; j < one.d; ++j)
         made.O.push_back(rounded(rounded(product(of_A, inputs.quantized.W2, e, j) +
                                          inputs.weights.b2[static_cast<size_t>(e * one.d + j)])));
+
+      const auto of_dO = inputs.dO.begin() + static_cast<std::ptrdiff_t>(row * d);
+      const Codes dO = codes_of({of_dO, of_dO + one.d}, one.dtype, one.float_scales);
+      std::vector<float> d_gate, d_up;
+      for (size_t j = 0; j < n; ++j) {
+        const float dA = product(dO, down, e, static_cast<int64_t>(j)), g = rounded(H[j]);
+        d_gate.push_back(rounded(g > 0 ? dA * rounded(H[n + j]) : 0.f));
+        d_up.push_back(rounded(std::max(g, 0.f) * dA));
+      }
+      const Codes of_gate = codes_of(d_gate, one.dtype, one.float_scales);
+      const Codes of_up = codes_of(d_up, one.dtype, one.float_scales);
+      for (int64_t j = 0; j < one.d; ++j)
+        made.dX.push_back(rounded(product(of_up, up, e, j, product(of_gate, gate, e, j))));
     }
   return made;
 }
 
-Computed forward_of(const Inputs& inputs) {
+Computed results_of(const Inputs& inputs, Passes passes = Passes::kForward) {
   Problem problem(inputs);
-  problem.run(Passes::kForward);
+  problem.run(passes);
   EXPECT_EQ(problem.damage(), std::vector<std::string>());
   return problem.computed();
 }
@@ -123,10 +140,11 @@ TEST(Fp8Recipe, HasTheBitsOfPlainLoops) {
       Case one = grouped_case(dtype);
       one.activation = Activation::kReGLU, one.float_scales = float_scales;
       const Inputs inputs = make_inputs(one, 11);
-      const Computed got = forward_of(inputs);
+      const Computed got = results_of(inputs, Passes::kAll);
       const Expected expected = compute(inputs);
       EXPECT_EQ(first_difference(got[kH], expected.H), -1);
       EXPECT_EQ(first_difference(got[kO], expected.O), -1);
+      EXPECT_EQ(first_difference(got[kDX], expected.dX), -1);
     }
 }
 
@@ -135,14 +153,15 @@ TEST(Fp8Recipe, HasTheBitsOfPlainLoops) {
 TEST(Fp8Recipe, KeepsATokenFromTheOthers) {
   const Case one = grouped_case();
   Inputs inputs = make_inputs(one, 12);
-  const Computed before = forward_of(inputs);
+  const Computed before = results_of(inputs, Passes::kAll);
   const auto d = static_cast<std::ptrdiff_t>(one.d);
-  for (float& value : inputs.X) value *= 1024;  // the last row alone stays
-  const Inputs same = make_inputs(one, 12);
-  std::copy(same.X.end() - d, same.X.end(), inputs.X.end() - d);
-  const Computed after = forward_of(inputs);
-  EXPECT_TRUE(std::equal(after[kO].end() - d, after[kO].end(), before[kO].end() - d));
-  EXPECT_NE(first_difference(after[kO], before[kO]), -1);
+  for (auto* rows : {&inputs.X, &inputs.dO})
+    for (auto value = rows->begin(); value != rows->end() - d; ++value) *value *= 1024;
+  const Computed after = results_of(inputs, Passes::kAll);
+  for (const Output output : {kO, kDX}) {
+    EXPECT_TRUE(std::equal(after[output].end() - d, after[output].end(), before[output].end() - d));
+    EXPECT_NE(first_difference(after[output], before[output]), -1);
+  }
 }
 
 TEST(Fp8Recipe, HasZeroOfZeros) {
@@ -150,20 +169,43 @@ TEST(Fp8Recipe, HasZeroOfZeros) {
   one.biases = false;
   Inputs inputs = make_inputs(one, 13);
   std::fill(inputs.X.begin(), inputs.X.end(), 0.f);
-  const Computed got = forward_of(inputs);
-  for (const float value : got[kO]) EXPECT_EQ(value, 0);
+  std::fill(inputs.dO.begin(), inputs.dO.end(), 0.f);
+  const Computed got = results_of(inputs, Passes::kAll);
+  for (const Output output : {kO, kDX})
+    for (const float value : got[output]) EXPECT_EQ(value, 0);
 }
 
 TEST(Fp8Recipe, IsNearTheExactOutput) {
   for (const char* name : {"fp8-recipe/bfloat16", "fp8-recipe-split/bfloat16"}) {
     const Inputs inputs = make_inputs(named_case(name), 14);
     Problem problem(inputs);
-    problem.run(Passes::kForward);
+    problem.run(Passes::kAll);
     const Results exact = evaluate(inputs, problem.pairs(), Precision::kExact);
-    const Figures off = measure(problem.computed()[kO], exact[kO], inputs.test_case.d, kSmallRow);
-    EXPECT_LE(off.frobenius, 0.072);
-    EXPECT_GE(off.frobenius, 0.01) << "nothing was rounded to e4m3";
+    for (const Output output : {kO, kDX}) {
+      const Figures off =
+          measure(problem.computed()[output], exact[output], inputs.test_case.d, kSmallRow);
+      EXPECT_LE(off.frobenius, 0.072);
+      EXPECT_GE(off.frobenius, 0.01) << "nothing was rounded to e4m3";
+    }
   }
+}
+
+// The gradients of FP8_FORWARD are those of dequantised weights from the H of this forward.
+TEST(Fp8Recipe, DequantisesInTheBackwardOfFp8Forward) {
+  Inputs inputs = make_inputs(named_case("fp8-forward/bfloat16"), 17);
+  inputs.test_case.wanted.dW1 = inputs.test_case.wanted.dW2 = false;
+  Problem problem(inputs);
+  problem.run(Passes::kAll);
+  const Computed got = problem.computed();
+  inputs.test_case.recipe = Recipe::kBf16;
+  Problem other(inputs);
+  other.run(Passes::kForward);
+  EXPECT_NE(first_difference(other.computed()[kH], got[kH]), -1);
+  const size_t bytes = got[kH].size() * dtype_size(DType::kBFloat16);
+  std::memcpy(other.saved().H.data, problem.saved().H.data, bytes);
+  other.experts().backward(other.backward_args());
+  for (const Output output : {kDX, kDs})
+    EXPECT_EQ(first_difference(other.computed()[output], got[output]), -1);
 }
 
 // X as codes, in inference and with a saved H.
@@ -245,6 +287,23 @@ TEST(Fp8Recipe, HasCodesInTheWorkspace) {
       dense.workspace_bytes(spec, Pass::kForward) - A - Y / 8 + A_codes + std::max(X_codes, Y / 4));
 }
 
+// A', then dX~, next to the codes of dO and of dH.
+TEST(Fp8Recipe, HasCodesInTheWorkspaceOfBackward) {
+  const RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, 64, 8, 2);
+  Experts dense = experts(), fp8 = experts();
+  dense.format_1 = dense.format_2 = Format::kNone, dense.recipe = Recipe::kBf16;
+  const auto bytes = [&](const Experts& of, uint32_t gradients) {
+    return of.workspace_bytes(spec, Pass::kBackward, BackwardMode::kOverH, gradients);
+  };
+  const size_t dO_codes = 64 * 512 + 64 * 4 * 4, dH_codes = 2 * (128 * 256 + 128 * 2 * 4);
+  EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_S), bytes(dense, TILEMOE_GRADIENT_S) + dO_codes);
+  EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_X), bytes(dense, TILEMOE_GRADIENT_X) + dH_codes);
+  // Without W2 and W1 in 16 bits.
+  fp8.recipe = Recipe::kFp8Forward;
+  EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_X),
+            bytes(dense, TILEMOE_GRADIENT_X) + 2 * size_t{8} * 512 * 512);
+}
+
 void expect_refused(const std::function<void(Experts&)>& change, Status status, const char* text) {
   Experts of = experts();
   change(of);
@@ -270,10 +329,41 @@ TEST(Fp8Recipe, RefusesWhatItLacks) {
   refused("gate_layout interleaved",
           [](Experts& of) { of.gate_layout = GateLayout::kInterleaved; });
   refused("rank_1 is 8", [](Experts& of) { of.rank_1 = 8; });
-  expect_refused([](Experts& of) { of.recipe = static_cast<Recipe>(2); }, Status::kInvalidArgument,
-                 "recipe is 2");
+  expect_refused([](Experts& of) { of.recipe = static_cast<Recipe>(3); }, Status::kInvalidArgument,
+                 "recipe is 3");
   expect_refused([](Experts& of) { of.recipe = Recipe::kBf16, of.float_scales = true; },
                  Status::kInvalidArgument, "requires the recipe fp8");
+}
+
+TEST(Fp8Recipe, ChecksTheTransposedWeights) {
+  const auto refused = [](Recipe recipe, const char* text,
+                          const std::function<void(QuantizedWeights&)>& change) {
+    Case one = grouped_case();
+    one.recipe = recipe;
+    Problem problem(make_inputs(one, 18));
+    problem.run(Passes::kForward);
+    BackwardArgs args = problem.backward_args();
+    QuantizedWeights weights(*static_cast<const QuantizedWeights*>(args.quantized));
+    change(weights);
+    args.quantized = &weights;
+    try {
+      problem.experts().backward(args);
+      ADD_FAILURE() << "no error: " << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), Status::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  refused(Recipe::kFp8, "use the recipe fp8_forward",
+          [](QuantizedWeights& of) { of.W1_transposed = {}; });
+  refused(Recipe::kFp8, "W2_transposed.format is none",
+          [](QuantizedWeights& of) { of.W2_transposed = {}; });
+  refused(Recipe::kFp8, "W1_up_transposed.transposed is 0",
+          [](QuantizedWeights& of) { of.W1_up_transposed.transposed = 0; });
+  refused(Recipe::kFp8, "W2_transposed.scales",
+          [](QuantizedWeights& of) { of.W2_transposed.scales = nullptr; });
+  refused(Recipe::kFp8Forward, "W1_transposed.format is fp8",
+          [](QuantizedWeights& of) { of.W1_transposed = of.W1; });
 }
 
 }  // namespace

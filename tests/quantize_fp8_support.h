@@ -23,13 +23,15 @@ struct Fp8Case {
   int64_t part_rows = 0;
   bool float_scales = false;
   DType dtype = DType::kBFloat16;
-  bool padded = false;  // gaps between rows
+  bool padded = false;      // gaps between rows
+  bool transposed = false;  // both layouts are written
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Fp8Case& c) {
   return out << "(" << c.E << ", " << c.R << ", " << c.C << "), blocks of " << c.block_rows
              << " rows, parts of " << c.part_rows << (c.float_scales ? ", float scales" : "")
-             << ", dtype " << static_cast<int>(c.dtype) << (c.padded ? ", padded" : "");
+             << ", dtype " << static_cast<int>(c.dtype) << (c.padded ? ", padded" : "")
+             << (c.transposed ? ", transposed" : "");
 }
 
 // The magnitudes of the codes 0 to 0x7e.
@@ -70,22 +72,29 @@ inline float expected_factor(float amax, DType dtype, bool float_scales) {
 // `values`: (E, R, C) of the case's dtype.
 inline void expect_fp8(verify::Memory& memory, const Fp8Case& of,
                        const std::vector<float>& values) {
-  const auto [E, R, C, block_rows, part_rows, float_scales, dtype, padded] = of;
+  const auto [E, R, C, block_rows, part_rows, float_scales, dtype, padded, is_transposed] = of;
   const int64_t part = part_rows == 0 ? std::max<int64_t>(R, 1) : part_rows;
   const int64_t part_blocks = (part + block_rows - 1) / block_rows;
   const int64_t down = R / part * part_blocks, across = (C + 127) / 128;
   verify::GuardedTensor from(memory, dtype, {E, R, C}, {.padded = padded});
   from.write(values);
   verify::GuardedBuffer codes(memory, static_cast<size_t>(E * R * C)),
-      scales(memory, static_cast<size_t>(E * down * across) * sizeof(float));
-  quantize_fp8({.device = memory.device(),
-                .values = from.view(),
-                .codes = static_cast<uint8_t*>(codes.data()),
-                .scales = static_cast<float*>(scales.data()),
-                .block_rows = block_rows,
-                .float_scales = float_scales,
-                .part_rows = part_rows});
+      scales(memory, static_cast<size_t>(E * down * across) * sizeof(float)),
+      columns(memory, static_cast<size_t>(is_transposed ? E * R * C : 0)),
+      column_scales(memory,
+                    static_cast<size_t>(is_transposed ? E * down * across : 0) * sizeof(float));
+  quantize_fp8(
+      {.device = memory.device(),
+       .values = from.view(),
+       .codes = static_cast<uint8_t*>(codes.data()),
+       .scales = static_cast<float*>(scales.data()),
+       .block_rows = block_rows,
+       .float_scales = float_scales,
+       .part_rows = part_rows,
+       .transposed_codes = is_transposed ? static_cast<uint8_t*>(columns.data()) : nullptr,
+       .transposed_scales = is_transposed ? static_cast<float*>(column_scales.data()) : nullptr});
   ASSERT_TRUE(codes.guards_intact() && scales.guards_intact() && from.gaps_intact()) << of;
+  ASSERT_TRUE(columns.guards_intact() && column_scales.guards_intact()) << of;
   const std::vector<std::byte> code_bytes = codes.read(), scale_bytes = scales.read();
   std::vector<float> got_scales(scale_bytes.size() / sizeof(float));
   std::memcpy(got_scales.data(), scale_bytes.data(), scale_bytes.size());
@@ -110,6 +119,21 @@ inline void expect_fp8(verify::Memory& memory, const Fp8Case& of,
     ASSERT_EQ(static_cast<int>(code_bytes[i]), static_cast<int>(nearest_e4m3(values[i] * factor)))
         << of << ": value " << i << ", " << values[i] << " * " << factor;
   }
+  if (!is_transposed) return;
+  // Each element of (E, rows, columns) at its place in (E, columns, rows), of `size` bytes.
+  const auto expect_transposed = [&, E = E, of = of](const auto& plain, const auto& turned,
+                                                     int64_t rows, int64_t wide, size_t size) {
+    for (int64_t i = 0; i < E * rows * wide; ++i) {
+      const int64_t e = i / (rows * wide), row = i / wide % rows, column = i % wide;
+      const int64_t to = (e * wide + column) * rows + row;
+      ASSERT_EQ(std::memcmp(&plain[static_cast<size_t>(i) * size],
+                            &turned[static_cast<size_t>(to) * size], size),
+                0)
+          << of << ": element " << i;
+    }
+  };
+  expect_transposed(code_bytes, columns.read(), R, C, 1);
+  expect_transposed(scale_bytes, column_scales.read(), down, across, sizeof(float));
 }
 
 // Normal values, each block of 8 of another size, with zeros, subnormal numbers, infinities and NaN

@@ -1,4 +1,6 @@
 // Quantisation to e4m3 on the CPU, bit for bit, and the arguments that it refuses.
+#include <array>
+
 #include "quantize_fp8_support.h"
 
 namespace tilemoe::test {
@@ -19,6 +21,22 @@ TEST(QuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
         expect_fp8(memory, with(3, 280, 128, 140, false));
         expect_fp8(memory, with(1, 12, 1000, 4, true));
       }
+}
+
+TEST(QuantizeFp8, WritesBothLayouts) {
+  for (const DType dtype : kDTypes)
+    for (const auto& [E, R, C, part_rows] : {std::array<int64_t, 4>{1, 8, 8, 0},
+                                             {2, 136, 264, 0},
+                                             {3, 272, 144, 136},
+                                             {1, 256, 128, 0}})
+      expect_fp8(verify::host_memory(), {.E = E,
+                                         .R = R,
+                                         .C = C,
+                                         .block_rows = 128,
+                                         .part_rows = part_rows,
+                                         .dtype = dtype,
+                                         .padded = true,
+                                         .transposed = true});
 }
 
 TEST(QuantizeFp8, HasBlocksOfSpecialNumbers) {
@@ -82,6 +100,28 @@ TEST(QuantizeFp8, RefusesArguments) {
   EXPECT_THROW(call([](QuantizeFp8& g) { g.codes = nullptr; }), Error);
   EXPECT_THROW(call([](QuantizeFp8& g) { g.codes = codes + 8; }), Error);
   EXPECT_THROW(call([](QuantizeFp8& g) { g.scales = values; }), Error);
+  alignas(16) static uint8_t columns[4 * 64];
+  static float column_scales[16];
+  const auto transposed = [&](auto change) {
+    static float eight[8 * 64];
+    alignas(16) static uint8_t eight_codes[8 * 64], eight_columns[8 * 64];
+    call([&](QuantizeFp8& g) {
+      g.values = ConstTensor(eight, DType::kFloat32, {1, 8, 64}), g.codes = eight_codes;
+      g.block_rows = 128, g.transposed_codes = eight_columns, g.transposed_scales = column_scales;
+      change(g);
+    });
+  };
+  transposed([](QuantizeFp8&) {});
+  EXPECT_THROW(transposed([](QuantizeFp8& g) { g.block_rows = 1; }), Error);
+  EXPECT_THROW(transposed([](QuantizeFp8& g) { ++g.transposed_codes; }), Error);
+  EXPECT_THROW(transposed([](QuantizeFp8& g) { g.transposed_codes = g.codes; }), Error);
+  EXPECT_THROW(transposed([](QuantizeFp8& g) { g.transposed_scales = nullptr; }), Error);
+  EXPECT_THROW(transposed([](QuantizeFp8& g) { g.transposed_codes = nullptr; }), Error);
+  EXPECT_THROW(transposed([](QuantizeFp8& g) {
+                 g.values = ConstTensor(values, DType::kFloat32, {1, 4, 64});
+                 g.codes = codes, g.transposed_codes = columns;
+               }),
+               Error);
   EXPECT_THROW(call([](QuantizeFp8& g) {
                  g.values = ConstTensor(values, DType::kFloat32, {1, 4, 60});
                }),

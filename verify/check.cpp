@@ -21,7 +21,7 @@ class PlainErrors {
     if (test_case.dtype == DType::kFloat32 || test_case.dW_dtype() == DType::kFloat32)
       for (SumOrder order : {SumOrder::kAscending, SumOrder::kDescending})
         float32_.push_back(evaluate(inputs, pairs, Precision::kFloat32, order));
-    if (test_case.dtype != DType::kFloat32 || test_case.recipe == Recipe::kFp8)
+    if (test_case.dtype != DType::kFloat32 || test_case.recipe != Recipe::kBf16)
       rounded_ = evaluate(inputs, pairs, Precision::kRounded);
   }
 

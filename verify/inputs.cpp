@@ -189,7 +189,7 @@ class Generator {
     if (case_.data != Data::kIntegers) {
       QuantizedArrays made = random_arrays(format, case_.E, R, C, deviation, random);
       // The values are exact in 16 bits, as those that the recipe computes with.
-      if (case_.recipe == Recipe::kFp8)
+      if (case_.recipe != Recipe::kBf16)
         for (float& scale : made.float_scales) scale = std::exp2(std::floor(std::log2(scale)));
       return made;
     }

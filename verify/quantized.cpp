@@ -210,4 +210,29 @@ std::vector<float> values_of(const QuantizedArrays& arrays) {
   return values;
 }
 
+namespace {
+
+// (E, rows, columns) as (E, columns, rows)
+template <class Element>
+std::vector<Element> transposed_values(const std::vector<Element>& values, int64_t E, int64_t rows,
+                                       int64_t columns) {
+  std::vector<Element> made(values.size());
+  for (int64_t e = 0; e < E; ++e)
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < columns; ++j)
+        made[static_cast<size_t>((e * columns + j) * rows + i)] =
+            values[static_cast<size_t>((e * rows + i) * columns + j)];
+  return made;
+}
+
+}  // namespace
+
+QuantizedArrays transposed(const QuantizedArrays& arrays) {
+  QuantizedArrays made{.format = arrays.format, .E = arrays.E, .R = arrays.C, .C = arrays.R};
+  made.codes = transposed_values(arrays.codes, arrays.E, arrays.R, arrays.C);
+  made.float_scales = transposed_values(arrays.float_scales, arrays.E, (arrays.R + 127) / 128,
+                                        (arrays.C + 127) / 128);
+  return made;
+}
+
 }  // namespace tilemoe::verify

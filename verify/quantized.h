@@ -28,6 +28,9 @@ QuantizedArrays zero_arrays(Format format, int64_t E, int64_t R, int64_t C);
 // Random codes, and scales that give the values about this deviation.
 QuantizedArrays random_arrays(Format format, int64_t E, int64_t R, int64_t C, double deviation,
                               Random& random);
+// FP8: the same values as (E, C, R).
+QuantizedArrays transposed(const QuantizedArrays& arrays);
+
 // Values of -1, 0 and 1, one in `sparsity` of them drawn, the rest 0.
 QuantizedArrays whole_arrays(Format format, int64_t E, int64_t R, int64_t C, int64_t sparsity,
                              Random& random);

@@ -15,7 +15,7 @@ std::vector<Case> quantized_cases() {
   };
   const auto compute_in_fp8 = [&](Case& c) {
     formats(c, Format::kFp8, Format::kFp8), c.recipe = Recipe::kFp8;
-    c.d = 208, c.n = 128;
+    c.d = 208, c.n = 128, c.wanted = {};
   };
   const auto transpose = [](Case& c) { c.W1_transposed = c.W2_transposed = true; };
   const auto adapt = [](Case& c) { c.lora.gate = 16, c.lora.down = 8; };
@@ -143,7 +143,7 @@ std::vector<Case> quantized_cases() {
            [&](Case& c) {
              compute_in_fp8(c), c.d = 272, c.n = 336, c.T = 131;
              c.gate_layout = GateLayout::kSplit, c.biases = c.addend = c.float_scales = true;
-             c.clamp = 1.5f, c.alpha = 1.702f, c.up_shift = 1;
+             c.clamp = 7, c.alpha = 1.702f, c.up_shift = 1;
            }),
       vary("fp8-recipe-blocks", shape,
            [&](Case& c) {
@@ -155,10 +155,21 @@ std::vector<Case> quantized_cases() {
       // An expert has one row, whose part of ds is smaller than the recipe's error.
       vary("fp8-recipe-grouped", shape,
            [&](Case& c) { compute_in_fp8(c), group(c), c.wanted.ds = false; }),
+      vary("fp8-recipe-frozen", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.wanted = frozen, c.n = 256;
+             c.dH_over_H = c.in_two_calls = true;
+           }),
+      vary("fp8-forward", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.recipe = Recipe::kFp8Forward;
+             c.weight_blocks = 2, c.biases = c.accumulate_dW = true;
+           }),
       vary("fp8-recipe-general", shape,
            [&](Case& c) {
              compute_in_fp8(c), c.routing = RoutingKind::kGeneral, c.load = Load::kZipf;
              c.activation = Activation::kReGLU, c.capacity = 107, c.bad_ids = true;
+             c.wanted.ds = false;  // as with grouped rows
            }),
       vary("fp8-recipe-no-token", shape, [&](Case& c) { compute_in_fp8(c), c.T = 0; }),
   };

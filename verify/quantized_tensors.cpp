@@ -13,6 +13,11 @@ QuantizedTensors::QuantizedTensors(const Inputs& inputs, Memory& memory)
       W1_up_ = place("W1_up", inputs.quantized.W1_up, case_.W1_transposed);
   }
   if (case_.format_2 != Format::kNone) W2_ = place("W2", inputs.quantized.W2, case_.W2_transposed);
+  if (case_.recipe != Recipe::kFp8) return;
+  W1_transposed_ = place("W1_transposed", transposed(inputs.quantized.W1), true);
+  if (case_.gate_layout == GateLayout::kSplit)
+    W1_up_transposed_ = place("W1_up_transposed", transposed(inputs.quantized.W1_up), true);
+  W2_transposed_ = place("W2_transposed", transposed(inputs.quantized.W2), true);
 }
 
 template <class Element>
@@ -36,7 +41,8 @@ Quantized QuantizedTensors::place(const char* name, const QuantizedArrays& array
 }
 
 QuantizedWeights QuantizedTensors::view() const {
-  return QuantizedWeights(W1_, W2_, W1_up_);
+  return QuantizedWeights(W1_, W2_, W1_up_)
+      .transposed(W1_transposed_, W2_transposed_, W1_up_transposed_);
 }
 
 Weights QuantizedTensors::with_shapes(Weights weights) const {

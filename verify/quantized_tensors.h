@@ -36,6 +36,7 @@ class QuantizedTensors {
   Memory& memory_;
   std::vector<Array> arrays_;
   Quantized W1_, W1_up_, W2_;
+  Quantized W1_transposed_, W1_up_transposed_, W2_transposed_;  // of the fp8 recipe
 };
 
 }  // namespace tilemoe::verify

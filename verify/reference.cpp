@@ -176,10 +176,12 @@ class Evaluation {
     for (Real& value : matrix.values) value = stored(value, case_.dtype);
   }
 
-  // The fp8 recipe: rows as its GEMMs read them.
-  void store_codes(Matrix<Real>& matrix) const {
+  // The fp8 recipe: rows, or each of their parts, as its GEMMs read them.
+  void store_codes(Matrix<Real>& matrix, size_t parts = 1) const {
+    const size_t width = matrix.columns / parts;
     for (size_t r = 0; rounds_ && r < matrix.rows; ++r)
-      round_to_fp8(matrix.row(r), matrix.columns, case_.float_scales);
+      for (size_t p = 0; p < parts; ++p)
+        round_to_fp8(matrix.row(r) + p * width, width, case_.float_scales);
   }
 
   Real scale_1() const { return static_cast<Real>(case_.lora.scale_1); }
@@ -231,7 +233,7 @@ class Evaluation {
 
     // P1 = X A1^T, H = X W1^T + P1 (scale_1 B1)^T + b1, A = act(H)
     const Matrix<Real> X = gather(in_.X, pairs, count);
-    const bool fp8 = case_.recipe == Recipe::kFp8;
+    const bool fp8 = case_.recipe != Recipe::kBf16, fp8_backward = case_.recipe == Recipe::kFp8;
     Matrix<Real> X_rounded = X;
     if (fp8) store_codes(X_rounded);
     Matrix<Real> H = times_transposed(X_rounded, W1, h_, order_);
@@ -260,7 +262,9 @@ class Evaluation {
 
     // Q2 = dO scale_2 B2, dA' = dO W2 + Q2 A2; A = act(H) again, from the stored H
     const Matrix<Real> dO = gather(in_.dO, pairs, count);
-    Matrix<Real> dA = times(dO, W2, n_, order_);
+    Matrix<Real> dO_rounded = dO;
+    if (fp8_backward) store_codes(dO_rounded);
+    Matrix<Real> dA = times(dO_rounded, W2, n_, order_);
     Matrix<Real> Q2 = times(dO, of(B2_, e), rank_2_, order_);
     store(Q2);
     add(dA, times(Q2, of(A2_, e), n_, order_));
@@ -285,7 +289,9 @@ class Evaluation {
 
     // dW2 = dO^T A', Q1 = dH scale_1 B1, dX~ = dH W1 + Q1 A1, dX_t += dX~, dW1 = dH^T X
     add_transposed_times(gradient(kDW2, part, e, d_ * n_), dO, A_scaled, order_);
-    Matrix<Real> dX = times(dH, W1, d_, order_);
+    Matrix<Real> dH_rounded = dH;
+    if (fp8_backward) store_codes(dH_rounded, 2);
+    Matrix<Real> dX = times(dH_rounded, W1, d_, order_);
     Matrix<Real> Q1 = times(dH, of(B1_, e), rank_1_, order_);
     store(Q1);
     add(dX, times(Q1, of(A1_, e), d_, order_));

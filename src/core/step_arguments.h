@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/fp8_rows.h"
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe {
@@ -106,38 +107,6 @@ struct WeightCodes {
   int64_t first_row = 0;          // of the block of columns of Y in W2, or of dX~ in W1 transposed
 
   bool given() const { return weight.format != TILEMOE_FORMAT_NONE; }
-};
-
-// Rows as e4m3 codes with a scale per 128 columns (core/fp8.h), contiguous. Absent without codes. Of
-// several parts, gate and up: first all rows of one, then all rows of the other.
-struct Fp8Rows {
-  uint8_t* codes = nullptr;  // (rows, width)
-  float* scales = nullptr;   // (rows, width / 128 rounded up)
-
-  bool given() const { return codes != nullptr; }
-};
-
-// The fp8 recipe: values as codes, of one row or more.
-struct QuantizeRows {
-  tilemoe_tensor values;  // (rows, parts * width)
-  Fp8Rows out;            // (parts, rows, width)
-  bool float_scales;      // else powers of two
-  void* stream;
-  int64_t parts = 1;
-
-  tilemoe_quantize_fp8_args arguments() const {
-    tilemoe_tensor matrix = values;
-    matrix.ndim = 3;
-    for (int i = 2; i > 0; --i)
-      matrix.shape[i] = values.shape[i - 1], matrix.stride[i] = values.stride[i - 1];
-    matrix.shape[2] /= parts;
-    matrix.shape[0] = parts, matrix.stride[0] = matrix.shape[2];
-    tilemoe_quantize_fp8_args args{};
-    args.block_rows = 1, args.float_scales = float_scales ? 1 : 0;
-    args.part_rows = values.shape[0], args.values = matrix;
-    args.codes = out.codes, args.scales = out.scales, args.stream = stream;
-    return args;
-  }
 };
 
 // H = X W1^T + b1, A = act(H): gathers X. A comes from the float32 accumulator, not from the stored

@@ -6,6 +6,7 @@
 #include "cpu/activation.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/elementwise.h"
+#include "cpu/fp8_gemm.h"
 #include "cpu/gemm.h"
 #include "cpu/tiles.h"
 
@@ -61,10 +62,20 @@ void differentiate_tile(const ActivationGradient& step, const RowTile& tile, int
   const tilemoe_experts& experts = *step.experts;
   const bool gated = tilemoe_activation_gated(experts.activation) != 0;
 
-  const Matrix dO = row_matrix(step.dO, step.rows.token).at(tile.first, 0);
-  const Matrix W2 = expert_matrix(step.W2, tile.expert).at(0, first);
-  multiply(tile.rows, columns, experts.d, dO, W2, /*add=*/false, scratch.tile, columns,
-           scratch.panels);
+  if (step.dO_codes.given()) {
+    const Fp8Tile dO{step.dO_codes, experts.d, step.rows.token, tile.first};
+    const Fp8Operand W2{.weight = &step.codes.weight,
+                        .rows = experts.n,
+                        .width = experts.d,
+                        .expert = tile.expert,
+                        .first = first};
+    multiply_fp8(tile.rows, columns, dO, W2, /*add=*/false, scratch.tile, columns);
+  } else {
+    const Matrix dO = row_matrix(step.dO, step.rows.token).at(tile.first, 0);
+    const Matrix W2 = expert_matrix(step.W2, tile.expert).at(0, first);
+    multiply(tile.rows, columns, experts.d, dO, W2, /*add=*/false, scratch.tile, columns,
+             scratch.panels);
+  }
   add_adapter(step.adapter, tile.expert, tile.first, tile.rows, first, columns, scratch.tile,
               columns, scratch.panels);
 

@@ -19,7 +19,7 @@ void project(const DownProjection& step, const RowTile& tile, int64_t first, int
                         .width = n,
                         .expert = tile.expert,
                         .first = step.codes.first_row + first};
-    multiply_fp8(tile.rows, columns, A, W2, Y.data(), Y.row_stride());
+    multiply_fp8(tile.rows, columns, A, W2, /*add=*/false, Y.data(), Y.row_stride());
   } else {
     const Matrix A = row_matrix(step.A).at(tile.first, 0);
     const Matrix W2 = expert_matrix(step.W2, tile.expert).at(first, 0);

@@ -111,25 +111,28 @@ void add_block(const uint8_t* codes, const Block& B, float scale, int64_t column
 
 }  // namespace
 
-void multiply_fp8(int64_t rows, int64_t columns, const Fp8Tile& A, const Fp8Operand& B, float* C,
-                  int64_t row_stride) {
+void multiply_fp8(int64_t rows, int64_t columns, const Fp8Tile& A, const Fp8Operand& B, bool add,
+                  float* C, int64_t row_stride) {
   const int64_t width = A.width, across = blocks_of(width, kTerms);
+  const int64_t first_scale = B.column / kTerms, stride = B.all_columns;
   const auto* const codes = static_cast<const uint8_t*>(B.weight->codes);
   const auto* const scales = static_cast<const float*>(B.weight->scales);
-  for (int64_t i = 0; i < rows; ++i) std::fill_n(C + i * row_stride, columns, 0.f);
+  for (int64_t i = 0; i < rows && !add; ++i) std::fill_n(C + i * row_stride, columns, 0.f);
   Block block;
   alignas(64) uint8_t terms[kTerms];
   for (int64_t first = 0; first < columns; first += kColumns) {
     const int64_t row_of_B = B.first + first, some = std::min(kColumns, columns - first);
-    const int64_t blocks = B.expert * blocks_of(B.rows, kFp8Tile) + row_of_B / kFp8Tile;
+    const int64_t of_scales = B.expert * blocks_of(B.rows, kFp8Tile) + row_of_B / kFp8Tile;
+    const float* const scale_of = scales + of_scales * blocks_of(stride, kTerms) + first_scale;
     for (int64_t b = 0; b < across; ++b) {
       const int64_t begin = b * kTerms, count = std::min(kTerms, width - begin);
-      block.read(codes + (B.expert * B.rows + row_of_B) * width + begin, width, some, count);
+      block.read(codes + (B.expert * B.rows + row_of_B) * stride + B.column + begin, stride, some,
+                 count);
       for (int64_t i = 0; i < rows; ++i) {
         const int64_t row = A.index ? int64_t{A.index[A.first + i]} : A.first + i;
         std::copy_n(A.codes.codes + row * width + begin, count, terms);
         std::fill(terms + count, terms + kTerms, uint8_t{0});
-        const float scale = A.codes.scales[row * across + b] * scales[blocks * across + b];
+        const float scale = A.codes.scales[row * across + b] * scale_of[b];
         add_block(terms, block, scale, some, C + i * row_stride + first);
       }
     }

@@ -15,16 +15,18 @@ struct Fp8Tile {
   int64_t first;
 };
 
-// Rows of an expert's weight of format FP8 from row `first` on: (rows, width) in all. A multiple of 64.
+// Rows of an expert's weight of format FP8 from row `first` on, a multiple of 64: of `rows` rows in
+// all. Their `width` columns from `column` on, a multiple of 128, are summed over.
 struct Fp8Operand {
   const tilemoe_quantized* weight;
   int64_t rows, width, expert, first;
+  int64_t column = 0, all_columns = width;
 };
 
-// C (rows, columns) = A B^T. Each block of 128 terms is summed by steps of 32 as `wgmma` sums them: 13
+// C (rows, columns) = A B^T, or with `add` C += A B^T. Each block of 128 terms is summed by steps of 32 as `wgmma` sums them: 13
 // fraction bits, cut off towards zero. Its sum, times both scales, is added in float32.
-void multiply_fp8(int64_t rows, int64_t columns, const Fp8Tile& A, const Fp8Operand& B, float* C,
-                  int64_t row_stride);
+void multiply_fp8(int64_t rows, int64_t columns, const Fp8Tile& A, const Fp8Operand& B, bool add,
+                  float* C, int64_t row_stride);
 
 // Writes the codes of `columns` values of a row of A, from column `first` on, a multiple of 128.
 void store_codes(const UpProjection& step, int64_t row, int64_t first, int64_t columns,

@@ -37,6 +37,10 @@ float write_block(const tilemoe_quantize_fp8_args& args, const Block& block) {
   for (int64_t i = 0; i < block.rows; ++i) {
     uint8_t* const codes = args.codes + (block.expert * R + block.row + i) * C + block.column;
     for (int64_t j = 0; j < block.columns; ++j) codes[j] = to_e4m3(values[i][j] * factor);
+    if (args.transposed_codes == nullptr) continue;
+    uint8_t* const column =
+        args.transposed_codes + (block.expert * C + block.column) * R + block.row + i;
+    for (int64_t j = 0; j < block.columns; ++j) column[j * R] = codes[j];
   }
   return 1.f / factor;
 }
@@ -50,13 +54,17 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   parallel_for(E * down, [&](int64_t task, int /*worker*/) {
     const int64_t expert = task / down, number = task % down;
     const int64_t in_part = number % part_blocks * args.block_rows;
-    for (int64_t b = 0; b < across; ++b)
-      args.scales[task * across + b] =
+    for (int64_t b = 0; b < across; ++b) {
+      const float scale =
           write_block(args, {.expert = expert,
                              .row = number / part_blocks * part_rows + in_part,
                              .rows = std::min<int64_t>(args.block_rows, part_rows - in_part),
                              .column = b * kFp8Tile,
                              .columns = std::min(kFp8Tile, C - b * kFp8Tile)});
+      args.scales[task * across + b] = scale;
+      if (args.transposed_scales != nullptr)
+        args.transposed_scales[(expert * across + b) * down + number] = scale;
+    }
   });
 }
 

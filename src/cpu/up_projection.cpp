@@ -50,7 +50,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
     const Fp8Tile X{step.X_codes, experts.d, step.rows.token, tile.first};
     for (int half = 0; half < 2; ++half)
       multiply_fp8(tile.rows, columns, X, codes_of_W1(step, tile.expert, half, first),
-                   accumulator + half * up_offset, row_stride);
+                   /*add=*/false, accumulator + half * up_offset, row_stride);
   } else {
     const Matrix X = row_matrix(step.X, step.rows.token).at(tile.first, 0);
     const UpParts weights =

@@ -41,10 +41,11 @@ void check_activation(const tilemoe_experts& experts) {
                             << experts.up_shift << ": expected finite numbers and clamp >= 0");
 }
 
-// The fp8 recipe is not computed for every layer; quantized.cpp checks the order of the codes.
+// The fp8 recipes are not computed for every layer; quantized.cpp checks the order of the codes.
 void check_recipe(const tilemoe_experts& experts) {
-  TILEMOE_CHECK(experts.recipe == TILEMOE_RECIPE_BF16 || experts.recipe == TILEMOE_RECIPE_FP8,
-                "recipe is " << static_cast<int>(experts.recipe) << ", expected a value in [0, 1]");
+  TILEMOE_CHECK(
+      experts.recipe >= TILEMOE_RECIPE_BF16 && experts.recipe <= TILEMOE_RECIPE_FP8_FORWARD,
+      "recipe is " << static_cast<int>(experts.recipe) << ", expected a value in [0, 2]");
   check_flag("float_scales", experts.float_scales);
   if (experts.recipe == TILEMOE_RECIPE_BF16) {
     TILEMOE_CHECK(experts.float_scales == 0,
@@ -89,6 +90,9 @@ bool split(const tilemoe_experts& experts) {
   return experts.gate_layout == TILEMOE_GATE_SPLIT;
 }
 bool is_fp8(const tilemoe_experts& experts) {
+  return experts.recipe != TILEMOE_RECIPE_BF16;
+}
+bool is_fp8_backward(const tilemoe_experts& experts) {
   return experts.recipe == TILEMOE_RECIPE_FP8;
 }
 int64_t w1_rows(const tilemoe_experts& experts) {

@@ -1,5 +1,6 @@
 #include "core/backend.h"
 #include "core/check.h"
+#include "layer/arguments.h"
 #include "layer/call.h"
 #include "layer/layer.h"
 #include "layer/lora.h"
@@ -26,12 +27,15 @@ class BackwardSteps {
                       experts_->rank_2)),
         Q1_(rank_rows(call.work.needs_Q1(call.experts), call.plan.Q1, experts_->rank_1)),
         ds_partial_(reinterpret_cast<float*>(base_ + call.plan.ds_partial)),
+        fp8_(is_fp8_backward(call.experts)),
+        quantized_(fp8_ ? transposed_of(call.quantized) : call.quantized),
         blocks_({.run = run_,
                  .experts = call.experts,
-                 .quantized = call.quantized,
+                 .quantized = quantized_,
                  .weights = call.weights,
                  .workspace = base_,
-                 .stream = call.args.stream}),
+                 .stream = call.args.stream,
+                 .codes = {fp8_, fp8_}}),
         accumulate_(call.args.accumulate != 0),
         tuning_(tuning_of(call.args.block_turns, call.kernels)) {}
 
@@ -50,6 +54,10 @@ class BackwardSteps {
             .stream = call_.args.stream,
             .tuning = tuning_,
             .gradient = dB2_with_Q2() ? gradient_of_B(gradient_2()) : LoraGradient{}});
+    const Fp8Rows dO_codes = fp8_ ? codes_at(base_, call_.plan.dO_codes) : Fp8Rows{};
+    if (fp8_)
+      quantize_tokens(run_, &Steps::quantize_dO, call_.args.dO, call_.part, *experts_, dO_codes,
+                      call_.args.stream);
     const auto gradient = [&](const ExpertBlock& block, const tilemoe_tensor& W2) {
       run_(&Steps::activation_gradient,
            {.experts = experts_,
@@ -64,7 +72,9 @@ class BackwardSteps {
             .scratch = scratch_at(base_, call_.plan.activation_scratch),
             .stream = call_.args.stream,
             .tuning = tuning_,
-            .adapter = {Q2_, transposed_or_absent(block.of(call_.lora.A2))}});
+            .adapter = {Q2_, transposed_or_absent(block.of(call_.lora.A2))},
+            .codes = blocks_.codes_2(0),
+            .dO_codes = dO_codes});
     };
     blocks_.for_each_W2(&Steps::dequantize_W2_again, call_.plan.W2, rows, false, gradient);
   }
@@ -114,6 +124,13 @@ class BackwardSteps {
             .tuning = tuning_,
             .gradient = dB1_with_Q1() ? gradient_of_B(gradients_1().step[0]) : LoraGradient{}});
     if (!wants(TILEMOE_GRADIENT_X)) return;
+    const Fp8Rows dH_codes = fp8_ ? codes_at(base_, call_.plan.dH_codes) : Fp8Rows{};
+    if (fp8_ && any_rows_)
+      run_(&Steps::quantize_dH, {.values = dH_,
+                                 .out = dH_codes,
+                                 .float_scales = experts_->float_scales != 0,
+                                 .stream = call_.args.stream,
+                                 .parts = 2});
     for_each_block(call_.experts.d, call_.plan.block_columns, [&](int64_t first, int64_t columns) {
       const tilemoe_tensor dX_rows =
           region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);
@@ -130,7 +147,9 @@ class BackwardSteps {
                                       .scratch = scratch_at(base_, call_.plan.dX_scratch),
                                       .stream = call_.args.stream,
                                       .tuning = tuning_,
-                                      .adapter = {Q1_, transposed_or_absent(A1)}});
+                                      .adapter = {Q1_, transposed_or_absent(A1)},
+                                      .codes = blocks_.codes_1(first),
+                                      .dH_codes = dH_codes});
       };
       if (any_rows_)
         blocks_.for_each_W1(&Steps::dequantize_W1_again, call_.plan.W1, rows_, first > 0, gradient);
@@ -191,6 +210,12 @@ class BackwardSteps {
     if (present(call.dH)) return call.dH;
     if (call.work.dH_over_H) return call.saved.H;
     return region(call.experts, call.routing.spec, workspace, call.plan.dH, h_width(call.experts));
+  }
+  // The weights that steps read as codes.
+  static tilemoe_quantized_weights transposed_of(tilemoe_quantized_weights quantized) {
+    quantized.W1 = quantized.W1_transposed, quantized.W1_up = quantized.W1_up_transposed;
+    quantized.W2 = quantized.W2_transposed;
+    return quantized;
   }
   static tilemoe_tensor transposed_or_absent(const tilemoe_tensor& factor) {
     return present(factor) ? transposed(factor) : factor;
@@ -256,6 +281,8 @@ class BackwardSteps {
   const tilemoe_tensor dH_, A_scaled_;
   const tilemoe_tensor Q2_, Q1_;  // absent without an adapter
   float* const ds_partial_;
+  const bool fp8_;
+  const tilemoe_quantized_weights quantized_;
   const WeightBlocks blocks_;
   const bool accumulate_;
   const Tuning tuning_;

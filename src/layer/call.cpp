@@ -17,8 +17,7 @@ constexpr uintptr_t kFp8RowAlignment = 16;
 
 // The arguments are checked.
 KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
-                        const tilemoe_routing& routing, const tilemoe_weights& weights,
-                        bool fp8 = false) {
+                        const tilemoe_routing& routing, const tilemoe_weights& weights) {
   if (backend.plan == nullptr) return nullptr;
   return backend.plan({.experts = experts,
                        .rows = rows_of(routing),
@@ -26,7 +25,8 @@ KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
                        .Y_columns = output_block_columns(experts),
                        .dX_columns = input_block_columns(experts, false),
                        .dX_columns_over_H = input_block_columns(experts, true),
-                       .fp8 = fp8});
+                       .fp8 = is_fp8(experts),
+                       .fp8_backward = is_fp8_backward(experts)});
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ ForwardCall::ForwardCall(const tilemoe_experts* given_experts, const tilemoe_for
     : experts(read_experts(given_experts)),
       args(read_struct("forward args", given)),
       routing(read_routing_of(args.routing, experts)),
-      quantized(read_quantized(args.quantized, experts)),
+      quantized(read_quantized(args.quantized, experts, /*reads_transposed=*/false)),
       weights(checked_weights()),
       lora(read_lora(args.lora, experts, weights)),
       saved(args.saved ? read_struct("saved", args.saved) : tilemoe_saved{}),
@@ -103,7 +103,7 @@ KernelPlan ForwardCall::checked_kernels() const {
     check_P(experts, routing.spec, saved);
   }
   backend.check_limits({experts, routing.spec, weights, X, {}, {}});
-  return plan_kernels(backend, experts, routing, weights, is_fp8(experts));
+  return plan_kernels(backend, experts, routing, weights);
 }
 
 // X has been read when O is written, and an element of the addend just before that of O.
@@ -134,7 +134,7 @@ BackwardCall::BackwardCall(const tilemoe_experts* given_experts, const tilemoe_b
     : experts(read_experts(given_experts)),
       args(read_struct("backward args", given)),
       routing(read_routing_of(args.routing, experts)),
-      quantized(read_quantized(args.quantized, experts)),
+      quantized(read_quantized(args.quantized, experts, /*reads_transposed=*/true)),
       weights(checked_weights()),
       gradients(args.dweights ? read_struct("dweights", args.dweights) : tilemoe_weights{}),
       lora(read_lora(args.lora, experts, weights)),

@@ -26,11 +26,6 @@ tilemoe_routing routing_of(tilemoe_routing routing, const std::optional<tilemoe_
   return routing;
 }
 
-// The tokens of a part in (T, d), or in a block of its columns.
-tilemoe_tensor tokens_of(const tilemoe_tensor& tensor, const std::optional<tilemoe_part>& part) {
-  return part ? slice(tensor, 0, part->first_token, part->tokens) : tensor;
-}
-
 // Up to this number of rows a GEMM takes little longer than its launch: 64 tokens, 32 experts each.
 constexpr int64_t kSmallT = 2048;
 
@@ -106,26 +101,14 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
 
 namespace {
 
-Fp8Rows codes_at(void* workspace, const Fp8Region& region) {
-  char* const begin = static_cast<char*>(workspace);
-  return {reinterpret_cast<uint8_t*>(begin + region.codes),
-          reinterpret_cast<float*>(begin + region.scales)};
-}
-
 // The caller's, or those in the workspace: of the call's tokens, which are quantised.
 Fp8Rows codes_of_X(const ForwardCall& call, const StepRunner& run) {
   const tilemoe_forward_args& args = call.args;
   if (args.X_codes != nullptr)  // a step reads them alone
     return {const_cast<uint8_t*>(args.X_codes), const_cast<float*>(args.X_scales)};
   const Fp8Rows all = codes_at(args.workspace, call.plan.X_codes);
-  const int64_t first = call.part ? call.part->first_token : 0;
-  const tilemoe_tensor X = tokens_of(call.X, call.part);
-  if (X.shape[0] > 0 && call.routing.spec.capacity > 0)
-    run(&Steps::quantize_X, {.values = X,
-                             .out = {all.codes + first * call.experts.d,
-                                     all.scales + first * blocks_of(call.experts.d, kFp8Tile)},
-                             .float_scales = call.experts.float_scales != 0,
-                             .stream = args.stream});
+  if (call.routing.spec.capacity > 0)
+    quantize_tokens(run, &Steps::quantize_X, call.X, call.part, call.experts, all, args.stream);
   return all;
 }
 

@@ -37,6 +37,20 @@ void check_sizes(tilemoe_quantize_fp8_args& args) {
                 "part_rows is " << args.part_rows << ", expected a divisor of R, " << R);
 }
 
+void check_transposed(const tilemoe_quantize_fp8_args& args) {
+  TILEMOE_CHECK((args.transposed_codes != nullptr) == (args.transposed_scales != nullptr),
+                (args.transposed_codes ? "transposed_codes is given without transposed_scales"
+                                       : "transposed_scales is given without transposed_codes"));
+  if (args.transposed_codes == nullptr) return;
+  TILEMOE_CHECK(args.block_rows == kFp8Tile, "transposed_codes is given, but block_rows is "
+                                                 << args.block_rows << ", expected " << kFp8Tile);
+  const int64_t R = args.values.shape[1];
+  TILEMOE_CHECK(R % kWidthMultiple == 0, "transposed_codes is given, but R is "
+                                             << R << ", expected a multiple of " << kWidthMultiple);
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(args.transposed_codes) % 16 == 0,
+                "transposed_codes is not aligned to 16 bytes");
+}
+
 }  // namespace
 
 void quantize_fp8(const tilemoe_quantize_fp8_args* given) {
@@ -56,11 +70,18 @@ void quantize_fp8(const tilemoe_quantize_fp8_args* given) {
                 (args.codes == nullptr ? "codes" : "scales") << " is null");
   TILEMOE_CHECK(reinterpret_cast<uintptr_t>(args.codes) % 16 == 0,
                 "codes is not aligned to 16 bytes");
+  check_transposed(args);
+  const size_t codes = static_cast<size_t>(E * R * C);
+  const size_t scales =
+      static_cast<size_t>(E * scale_rows * blocks_of(C, kFp8Tile)) * sizeof(float);
   MemoryUse memory;
   memory.reads("values", values);
-  memory.writes("codes", args.codes, static_cast<size_t>(E * R * C));
-  memory.writes("scales", args.scales,
-                static_cast<size_t>(E * scale_rows * blocks_of(C, kFp8Tile)) * sizeof(float));
+  memory.writes("codes", args.codes, codes);
+  memory.writes("scales", args.scales, scales);
+  if (args.transposed_codes != nullptr) {
+    memory.writes("transposed_codes", args.transposed_codes, codes);
+    memory.writes("transposed_scales", args.transposed_scales, scales);
+  }
   memory.check();
   backend.quantize_fp8(args);
 }

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/formats.h"
 #include "layer/arguments.h"
+#include "layer/quantized_arrays.h"
 #include "layer/workspace.h"
 
 namespace tilemoe {
@@ -22,94 +23,6 @@ const char* format_name(tilemoe_format format) noexcept {
 }
 
 namespace {
-
-// The values of a quantised weight, in the order of its codes.
-struct Values {
-  int64_t E, R, C;
-};
-
-// An array of a quantised weight; without bytes: the format has none.
-struct Array {
-  const char* field;
-  const void* data;
-  int64_t bytes;
-  size_t alignment;
-};
-constexpr int kArrays = 5;
-struct Arrays {
-  Array of[kArrays];
-};
-
-// Any sizes that read_experts() takes, or whose values check_values() has counted.
-Arrays arrays_of(const tilemoe_quantized& weight, const Values& values) {
-  constexpr int64_t kFloat = sizeof(float);
-  const int64_t count = values.E * values.R * values.C;
-  int64_t codes = count / 2, scales = 0, map = 0, of_scales = 0, offset = 0;
-  size_t scale_alignment = 1;
-  switch (weight.format) {
-    case TILEMOE_FORMAT_NONE: codes = 0; break;
-    case TILEMOE_FORMAT_FP8:
-      codes = count;
-      scales = values.E * blocks_of(values.R, kFp8Tile) * blocks_of(values.C, kFp8Tile) * kFloat;
-      scale_alignment = kFloat;
-      break;
-    case TILEMOE_FORMAT_MXFP4: scales = count / kMxfp4Block; break;
-    case TILEMOE_FORMAT_NF4:
-      scales = count / kNf4Block * kFloat;
-      scale_alignment = kFloat;
-      break;
-    case TILEMOE_FORMAT_NF4_DOUBLE:
-      scales = count / kNf4Block;
-      map = 256 * kFloat;
-      of_scales = blocks_of(scales, kNf4NestedBlock) * kFloat;
-      offset = kFloat;
-      break;
-    case TILEMOE_FORMAT_NVFP4:
-      scales = count / kNvfp4Block;
-      of_scales = values.E * kFloat;
-      break;
-  }
-  return {{{"codes", weight.codes, codes, limits::kAlignment},
-           {"scales", weight.scales, scales, scale_alignment},
-           {"scale_map", weight.scale_map, map, kFloat},
-           {"scale_of_scales", weight.scale_of_scales, of_scales, kFloat},
-           {"scale_offset", weight.scale_offset, offset, kFloat}}};
-}
-
-// Whether a format can hold these values.
-void check_values(const char* name, tilemoe_format format, const Values& values) {
-  const auto check = [&](const char* what, int64_t count, int64_t block) {
-    TILEMOE_CHECK(count % block == 0, name << " is " << format_name(format) << " of (" << values.E
-                                           << ", " << values.R << ", " << values.C
-                                           << ") values: expected " << what
-                                           << " to be a multiple of " << block);
-  };
-  switch (format) {
-    case TILEMOE_FORMAT_MXFP4: return check("a row", values.C, kMxfp4Block);
-    case TILEMOE_FORMAT_NVFP4: return check("a row", values.C, kNvfp4Block);
-    case TILEMOE_FORMAT_NF4:
-    case TILEMOE_FORMAT_NF4_DOUBLE:
-      return check("their number", values.E * values.R * values.C, kNf4Block);
-    default: return;
-  }
-}
-
-void check_weight(const char* name, const tilemoe_quantized& weight, const Values& values) {
-  const bool given = weight.format != TILEMOE_FORMAT_NONE;
-  TILEMOE_CHECK(weight.transposed == 0 || (given && weight.transposed == 1),
-                name << ".transposed is " << weight.transposed << ", expected "
-                     << (given ? "0 or 1" : "0: the format is none"));
-  check_values(name, weight.format, values);
-  for (const Array& array : arrays_of(weight, values).of) {
-    TILEMOE_CHECK((array.data != nullptr) == (array.bytes > 0),
-                  name << "." << array.field << " is " << array.data << ", expected "
-                       << (array.bytes > 0 ? "an array" : "null") << ": the format is "
-                       << format_name(weight.format));
-    TILEMOE_CHECK(reinterpret_cast<uintptr_t>(array.data) % array.alignment == 0,
-                  name << "." << array.field << " " << array.data << " is not aligned to "
-                       << array.alignment << " bytes");
-  }
-}
 
 // (E, rows, columns) in the order of the codes.
 Values values_of(bool is_transposed, int64_t E, int64_t rows, int64_t columns) {
@@ -130,15 +43,23 @@ void for_each_weight(const tilemoe_quantized_weights& quantized, const tilemoe_e
        split(experts) ? experts.format_1 : TILEMOE_FORMAT_NONE);
   call("quantized.W2", quantized.W2, d, n, experts.format_2);
 }
+// The same for the transposed weights. `given`: the call has them.
+template <class Body>
+void for_each_transposed(const tilemoe_quantized_weights& quantized, const tilemoe_experts& experts,
+                         bool given, const Body& body) {
+  const int64_t E = experts.E, d = experts.d, n = experts.n;
+  const auto call = [&](const char* name, const tilemoe_quantized& weight, int64_t rows,
+                        int64_t columns, bool exists) {
+    body(name, weight, Values{E, columns, rows},
+         given && exists ? TILEMOE_FORMAT_FP8 : TILEMOE_FORMAT_NONE);
+  };
+  call("quantized.W1_transposed", quantized.W1_transposed, w1_rows(experts), d, true);
+  call("quantized.W1_up_transposed", quantized.W1_up_transposed, n, d, split(experts));
+  call("quantized.W2_transposed", quantized.W2_transposed, d, n, true);
+}
 
 bool any_quantized(const tilemoe_experts& experts) {
   return experts.format_1 != TILEMOE_FORMAT_NONE || experts.format_2 != TILEMOE_FORMAT_NONE;
-}
-
-void read_arrays(MemoryUse& memory, const char* name, const tilemoe_quantized& weight,
-                 const Values& values) {
-  for (const Array& array : arrays_of(weight, values).of)
-    memory.reads(name, array.data, static_cast<size_t>(array.bytes));
 }
 
 }  // namespace
@@ -146,7 +67,7 @@ void read_arrays(MemoryUse& memory, const char* name, const tilemoe_quantized& w
 // ---- the arguments of a call
 
 tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
-                                         const tilemoe_experts& experts) {
+                                         const tilemoe_experts& experts, bool reads_transposed) {
   TILEMOE_CHECK(any_quantized(experts) == (given != nullptr),
                 (given ? "quantized is given, but experts.format_1 is "
                        : "quantized is null, but experts.format_1 is ")
@@ -162,6 +83,24 @@ tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
                                        << ", expected " << format_name(format) << ", the experts'");
                     check_weight(name, weight, values);
                   });
+  const bool has_transposed = quantized.W1_transposed.format != TILEMOE_FORMAT_NONE;
+  const bool fp8_backward = is_fp8_backward(experts);
+  TILEMOE_CHECK(!fp8_backward || !reads_transposed || has_transposed,
+                "quantized.W1_transposed is absent, expected the transposed weights: the recipe is "
+                "fp8, whose backward reads them (or use the recipe fp8_forward)");
+  for_each_transposed(quantized, experts, has_transposed && fp8_backward,
+                      [&](const char* name, const tilemoe_quantized& weight, const Values& values,
+                          tilemoe_format format) {
+                        TILEMOE_CHECK(weight.format == format,
+                                      name << ".format is " << format_name(weight.format)
+                                           << ", expected " << format_name(format)
+                                           << (fp8_backward ? "" : ": the recipe is not fp8"));
+                        TILEMOE_CHECK(weight.transposed == (format == TILEMOE_FORMAT_NONE ? 0 : 1),
+                                      name << ".transposed is " << weight.transposed
+                                           << ", expected "
+                                           << (format == TILEMOE_FORMAT_NONE ? 0 : 1));
+                        check_weight(name, weight, values);
+                      });
   TILEMOE_CHECK(!split(experts) || quantized.W1.transposed == quantized.W1_up.transposed,
                 "quantized.W1.transposed is " << quantized.W1.transposed << " and W1_up's is "
                                               << quantized.W1_up.transposed
@@ -180,6 +119,9 @@ void read_quantized_memory(MemoryUse& memory, const tilemoe_quantized_weights& q
   for_each_weight(quantized, experts,
                   [&](const char* name, const tilemoe_quantized& weight, const Values& values,
                       tilemoe_format) { read_arrays(memory, name, weight, values); });
+  for_each_transposed(quantized, experts, true,
+                      [&](const char* name, const tilemoe_quantized& weight, const Values& values,
+                          tilemoe_format) { read_arrays(memory, name, weight, values); });
 }
 
 namespace {
@@ -218,6 +160,7 @@ tilemoe_weights with_shapes(tilemoe_weights weights, const tilemoe_experts& expe
 
 uint32_t quantized_gradients(const tilemoe_experts& experts) {
   uint32_t gradients = 0;
+  if (is_fp8(experts)) return gradients;
   if (experts.format_1 != TILEMOE_FORMAT_NONE)
     gradients |= TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP;
   if (experts.format_2 != TILEMOE_FORMAT_NONE) gradients |= TILEMOE_GRADIENT_W2;
@@ -226,6 +169,7 @@ uint32_t quantized_gradients(const tilemoe_experts& experts) {
 
 void check_no_quantized_gradients(const tilemoe_experts& experts,
                                   const tilemoe_weights& gradients) {
+  if (is_fp8(experts)) return;
   const char* const frozen = "a quantised weight has no gradient";
   if (experts.format_1 != TILEMOE_FORMAT_NONE) {
     check_absent("dweights.W1", gradients.W1, frozen);

@@ -14,9 +14,10 @@ namespace tilemoe {
 const char* format_name(tilemoe_format format) noexcept;
 
 // The quantised weights of a call, or zeros without any. Throws unless they are those of
-// experts.format_1 and format_2, with all arrays that their formats have.
+// experts.format_1 and format_2, with all arrays that their formats have. Transposed weights may be
+// given in the recipe fp8, and have to be given if the call reads them.
 tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
-                                         const tilemoe_experts& experts);
+                                         const tilemoe_experts& experts, bool reads_transposed);
 void read_quantized_memory(MemoryUse& memory, const tilemoe_quantized_weights& quantized,
                            const tilemoe_experts& experts);
 
@@ -27,7 +28,7 @@ tilemoe_weights with_dequantized(tilemoe_weights weights, const tilemoe_experts&
 // `weights` of a caller who need not give quantised ones: an absent one is contiguous in its shape.
 tilemoe_weights with_shapes(tilemoe_weights weights, const tilemoe_experts& experts);
 
-// The TILEMOE_GRADIENT_ bits of quantised weights, which no call may request.
+// The TILEMOE_GRADIENT_ bits of quantised weights, which no call may request: none in fp8 recipes.
 uint32_t quantized_gradients(const tilemoe_experts& experts);
 void check_no_quantized_gradients(const tilemoe_experts& experts, const tilemoe_weights& gradients);
 
@@ -80,8 +81,9 @@ class WeightBlocks {
   }
 
   // The codes for those steps; none for steps that read values. `first_row` as in WeightCodes.
-  WeightCodes codes_1() const {
-    return call_.codes.W1 ? WeightCodes{call_.quantized.W1, call_.quantized.W1_up} : WeightCodes{};
+  WeightCodes codes_1(int64_t first_row = 0) const {
+    return call_.codes.W1 ? WeightCodes{call_.quantized.W1, call_.quantized.W1_up, first_row}
+                          : WeightCodes{};
   }
   WeightCodes codes_2(int64_t first_row) const {
     return call_.codes.W2 ? WeightCodes{call_.quantized.W2, {}, first_row} : WeightCodes{};

@@ -9,6 +9,7 @@
 
 #include "core/backend.h"
 #include "core/check.h"
+#include "core/formats.h"
 #include "layer/workspace.h"
 #include "routing/spec.h"
 
@@ -63,6 +64,18 @@ inline Rows rows_of(const tilemoe_routing& routing, const std::optional<tilemoe_
   return rows;
 }
 
+// The tokens of a part in (T, d), or in a block of its columns.
+inline tilemoe_tensor tokens_of(const tilemoe_tensor& tensor,
+                                const std::optional<tilemoe_part>& part) {
+  return part ? slice(tensor, 0, part->first_token, part->tokens) : tensor;
+}
+
+inline Fp8Rows codes_at(void* workspace, const Fp8Region& region) {
+  char* const begin = static_cast<char*>(workspace);
+  return {reinterpret_cast<uint8_t*>(begin + region.codes),
+          reinterpret_cast<float*>(begin + region.scales)};
+}
+
 // Rows whose row r is row r.
 inline Rows without_tokens(Rows rows) {
   rows.token = nullptr;
@@ -92,5 +105,19 @@ class StepRunner {
   const Steps& steps_;
   StepObserver* observer_;
 };
+
+// Quantises the rows of the call's tokens in X or dO to their places in `all`.
+inline void quantize_tokens(const StepRunner& run, StepRow<QuantizeRows> Steps::*step,
+                            const tilemoe_tensor& X, const std::optional<tilemoe_part>& part,
+                            const tilemoe_experts& experts, const Fp8Rows& all, void* stream) {
+  const int64_t first = part ? part->first_token : 0;
+  const tilemoe_tensor rows = tokens_of(X, part);
+  if (rows.shape[0] == 0) return;
+  run(step,
+      {.values = rows,
+       .out = {all.codes + first * experts.d, all.scales + first * blocks_of(experts.d, kFp8Tile)},
+       .float_scales = experts.float_scales != 0,
+       .stream = stream});
+}
 
 }  // namespace tilemoe

@@ -69,7 +69,7 @@ int64_t output_block_columns(const tilemoe_experts& experts) {
 
 int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
   const int64_t columns = output_block_columns(experts);
-  if (columns == experts.d || !dH_over_H) return columns;
+  if (columns == experts.d || !dH_over_H || is_fp8_backward(experts)) return columns;
   const int64_t room = experts.n + columns;
   const int64_t blocks = (experts.d + room - 1) / room;
   const int64_t min_columns = (experts.d + blocks - 1) / blocks;
@@ -113,6 +113,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
                            .dW1_up = work.wants(TILEMOE_GRADIENT_W1_UP),
                            .plan = kernels.get()};
   const Steps& steps = backend.steps;
+  const bool fp8 = is_fp8_backward(experts);
   Plan all;
   const auto end = [&](const Plan& plan) { total = std::max(total, plan.used()); };
   // The scratch of a step that runs while what `plan` has taken lives.
@@ -139,7 +140,8 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     if (experts.rank_2 > 0)
       Q2_scratch = scratch_after(
           activation, work.wants(TILEMOE_GRADIENT_LORA_2) ? steps.lora_Q2 : steps.lora_P2);
-    W2 = activation.take(dequantized_bytes_2(experts));
+    W2 = activation.take(fp8 ? 0 : dequantized_bytes_2(experts));
+    if (fp8) dO_codes = take_codes(activation, outer_rows(spec), experts.d);
     activation_scratch = scratch_after(activation, steps.activation_gradient);
   }
   block_columns = input_block_columns(experts, work.dH_over_H);
@@ -151,7 +153,8 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
   if (work.wants(TILEMOE_GRADIENT_X)) {
     Plan dX = all;
     dX_rows = dX.take(row_bytes(experts, spec, block_columns));
-    W1 = dX.take(dequantized_bytes_1(experts));
+    W1 = dX.take(fp8 ? 0 : dequantized_bytes_1(experts));
+    if (fp8) dH_codes = take_codes(dX, 2 * spec.capacity, experts.n);
     dX_scratch = scratch_after(dX, steps.input_gradient);
   }
   if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP))

@@ -20,7 +20,8 @@ int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 // Columns of Y in memory at a time. In the fp8 recipe blocks have whole blocks of scales.
 int64_t output_block_columns(const tilemoe_experts& experts);
 // The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
-// the fewest blocks that fit there, of whole tiles of 256 if possible.
+// the fewest blocks that fit there, of whole tiles of 256 if possible. In the fp8 recipe that of A is
+// left to the codes of dH.
 int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H);
 
 // The scratch of a step while it runs.
@@ -88,9 +89,10 @@ struct BackwardWork {
 // A' and Q2 with the partial sums of ds and the dequantised W2, then with the scratch of dW2 and of
 // dA2 and dB2; Q1, with dX~ and the dequantised W1, then with the scratch of dW1, of the bias
 // gradients and of dA1 and dB1. A tensor that is not requested has no place, so less work never
-// needs more memory.
+// needs more memory. In the fp8 recipe codes of dO and dH have the places of W2 and W1.
 struct BackwardPlan {
   size_t dH = 0, A_scaled = 0, Q2 = 0, Q1 = 0, dX_rows = 0, ds_partial = 0, W1 = 0, W2 = 0;
+  Fp8Region dO_codes, dH_codes;
   size_t total = 0;
   int64_t block_columns = 0;  // of dX~
   ScratchRegion Q2_scratch, activation_scratch, dW2_scratch, lora_2_scratch;
