@@ -201,7 +201,7 @@ TEST(Fp8Recipe, DequantisesInTheBackwardOfFp8Forward) {
   Problem other(inputs);
   other.run(Passes::kForward);
   EXPECT_NE(first_difference(other.computed()[kH], got[kH]), -1);
-  const size_t bytes = got[kH].size() * dtype_size(DType::kBFloat16);
+  const size_t bytes = got[kH].size() * sizeof(uint16_t);
   std::memcpy(other.saved().H.data, problem.saved().H.data, bytes);
   other.experts().backward(other.backward_args());
   for (const Output output : {kDX, kDs})
@@ -293,7 +293,7 @@ TEST(Fp8Recipe, HasCodesInTheWorkspaceOfBackward) {
   Experts dense = experts(), fp8 = experts();
   dense.format_1 = dense.format_2 = Format::kNone, dense.recipe = Recipe::kBf16;
   const auto bytes = [&](const Experts& of, uint32_t gradients) {
-    return of.workspace_bytes(spec, Pass::kBackward, BackwardMode::kOverH, gradients);
+    return of.workspace_bytes(spec, BackwardMode::kOverH, gradients);
   };
   const size_t dO_codes = 64 * 512 + 64 * 4 * 4, dH_codes = 2 * (128 * 256 + 128 * 2 * 4);
   EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_S), bytes(dense, TILEMOE_GRADIENT_S) + dO_codes);

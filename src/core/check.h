@@ -94,6 +94,9 @@ template <>
 inline constexpr size_t kMinBytes<tilemoe_quantize_fp8_args> = offsetof(tilemoe_quantize_fp8_args,
                                                                         stream);
 template <>
+inline constexpr size_t kMinBytes<tilemoe_quantized_weights> = offsetof(tilemoe_quantized_weights,
+                                                                        W1_transposed);
+template <>
 inline constexpr size_t kMinBytes<tilemoe_saved_size> = offsetof(tilemoe_saved_size, total);
 template <>
 inline constexpr size_t kMinBytes<tilemoe_saved> = offsetof(tilemoe_saved, parts_tokens);
