@@ -51,9 +51,8 @@ KernelKey either(const KernelKey& special, const KernelKey& general) {
   return tiles_of(special).empty() ? general : special;
 }
 
-// Read once.
 bool requests_2cta() {
-  static const bool requested = sm100::requests_2cta(std::getenv("TILEMOE_2CTA"));
+  static const bool requested = sm100::requests_2cta(std::getenv("TILEMOE_2CTA"));  // read once
   return requested;
 }
 
@@ -128,10 +127,12 @@ KernelKey key_of(const DownProjection& step) {
 
 KernelKey key_of(const ActivationGradient& step) {
   const tilemoe_experts& experts = *step.experts;
-  Variant general{.recipe = recipe_of(experts),
-                  .weights = major_of_transpose(step.W2),
+  const bool fp8 = step.dO_codes.given();
+  Variant general{.recipe = recipe_of(experts, fp8),
+                  .weights = fp8 ? Major::kK : major_of_transpose(step.W2),
                   .activations = activations_of(experts),
-                  .adapter = present(step.adapter.rows)};
+                  .adapter = present(step.adapter.rows),
+                  .codes = fp8};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
   const KernelKey key{GemmName::kActivationGradient, arch_of(step.tuning.plan), general};
@@ -140,11 +141,13 @@ KernelKey key_of(const ActivationGradient& step) {
 }
 
 KernelKey key_of(const InputGradient& step) {
+  const bool fp8 = step.dH_codes.given();
   return {GemmName::kInputGradient,
           arch_of(step.tuning.plan),
-          {.recipe = recipe_of(*step.experts),
-           .weights = major_of_transpose(step.weights.W1),
-           .adapter = present(step.adapter.rows)}};
+          {.recipe = recipe_of(*step.experts, fp8),
+           .weights = fp8 ? Major::kK : major_of_transpose(step.weights.W1),
+           .adapter = present(step.adapter.rows),
+           .codes = fp8}};
 }
 
 // A plan has the kernels of the call's recipe; those that read codes for 16-bit MMAs have one tile.
@@ -164,7 +167,7 @@ Kernel kernel_of(const InputGradient& step) {
   return planned_or_chosen(step, step.tuning.plan->input_gradient);
 }
 
-// ---- the weight gradients
+// ---- weight gradients and low-rank adapters
 
 KernelKey key_of(const WeightGradient& step) {
   const tilemoe_tensor& out = step.part[0].out;
@@ -186,8 +189,6 @@ Kernel kernel_of(const WeightGradient& step) {
   TILEMOE_ASSERT(tile != nullptr, "a weight gradient without a kernel");
   return tile;
 }
-
-// ---- low-rank adapters
 
 KernelKey key_of(const LoraProjection& step) {
   return {GemmName::kLoraProjection,
@@ -223,7 +224,7 @@ struct PlanKey {
   tilemoe_activation activation;
   tilemoe_gate_layout gate_layout;
   Major W1, W2;
-  bool plain_swiglu, gathers, fp8;
+  bool plain_swiglu, gathers, fp8, fp8_backward;
   bool operator==(const PlanKey&) const = default;
 
   size_t hash() const {
@@ -256,7 +257,8 @@ PlanKey key_of(const PlanRequest& request, const DeviceInfo& device) {
           .W2 = major_of(request.weights.W2),
           .plain_swiglu = is_plain_swiglu(experts),
           .gathers = request.rows.token != nullptr,
-          .fp8 = request.fp8};
+          .fp8 = request.fp8,
+          .fp8_backward = request.fp8_backward};
 }
 
 // The kernels of steps of the request's sizes and layouts.
@@ -279,35 +281,33 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
     return adapter;
   };
   static uint8_t any_code;
-  const Fp8Rows codes{.codes = request.fp8 ? &any_code : nullptr};
+  const auto codes_if = [](bool fp8) { return Fp8Rows{.codes = fp8 ? &any_code : nullptr}; };
   const auto planned = [](const auto& step) {
     return ProjectionPlan{choose(step), size_of(step).columns};
   };
 
   auto up = step_of(UpProjection{});
   up.weights = weights;
-  up.adapter = adapter_of(request.experts.rank_1), up.A_codes = codes;
+  up.adapter = adapter_of(request.experts.rank_1), up.A_codes = codes_if(request.fp8);
   plan.up_projection = planned(up);
 
   auto down = step_of(DownProjection{});
-  down.W2 = request.weights.W2;
-  down.Y.shape[1] = request.Y_columns;
-  down.adapter = adapter_of(request.experts.rank_2), down.A_codes = codes;
+  down.W2 = request.weights.W2, down.Y.shape[1] = request.Y_columns;
+  down.adapter = adapter_of(request.experts.rank_2), down.A_codes = codes_if(request.fp8);
   plan.down_projection = planned(down);
 
   auto activation = step_of(ActivationGradient{});
   activation.W1 = weights.W1, activation.W2 = request.weights.W2;
   activation.adapter = adapter_of(request.experts.rank_2);
+  activation.dO_codes = codes_if(request.fp8_backward);
   plan.activation_gradient = planned(activation);
 
   auto input = step_of(InputGradient{});
-  input.weights = weights;
-  input.dH.shape[1] = plan.up_projection.columns;
+  input.weights = weights, input.dH.shape[1] = plan.up_projection.columns;
   input.adapter = adapter_of(request.experts.rank_1);
-  input.dX_rows.shape[1] = request.dX_columns;
-  plan.input_gradient[0] = planned(input);
-  input.dX_rows.shape[1] = request.dX_columns_over_H;
-  plan.input_gradient[1] = planned(input);
+  input.dH_codes = codes_if(request.fp8_backward);
+  input.dX_rows.shape[1] = request.dX_columns, plan.input_gradient[0] = planned(input);
+  input.dX_rows.shape[1] = request.dX_columns_over_H, plan.input_gradient[1] = planned(input);
   return plan;
 }
 

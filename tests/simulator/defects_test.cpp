@@ -42,8 +42,10 @@ std::vector<Defect> defects() {
   all.push_back({++number, #name, test_case, device, seed, kind});
 #include "simulator/defects.inc"
 #undef DEFECT
-  // fp8_projections_test has the cases of these.
-  std::erase_if(all, [](const Defect& one) { return one.test_case == "fp8"; });
+  // fp8_projections_test and fp8_gradients_test have the cases of these.
+  std::erase_if(all, [](const Defect& one) {
+    return one.test_case == "fp8" || one.test_case == "fp8-gradients";
+  });
 #ifdef TILEMOE_WITHOUT_SM100
   std::erase_if(all, [](const Defect& one) { return one.device.starts_with("sm100"); });
 #endif

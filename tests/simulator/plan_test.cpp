@@ -40,13 +40,15 @@ struct Layer {
     experts.E = 4, experts.d = 128, experts.n = 64;
     for (tilemoe_tensor* W : {&weights.W1, &weights.W2}) W->stride[1] = 128, W->stride[2] = 1;
   }
-  KernelPlan plan() const {
+  KernelPlan plan(bool fp8 = false, bool fp8_backward = false) const {
     return cuda::plan_for({.experts = experts,
                            .rows = rows,
                            .weights = weights,
                            .Y_columns = experts.d,
                            .dX_columns = experts.d,
-                           .dX_columns_over_H = experts.d});
+                           .dX_columns_over_H = experts.d,
+                           .fp8 = fp8,
+                           .fp8_backward = fp8_backward});
   }
 };
 
@@ -124,6 +126,27 @@ TEST(Plan, HasTheKernelsOfAdapters) {
     expect(
         input, [](const auto& plan) { return plan.input_gradient[0].kernel; }, of_W1, of_W2);
   }
+}
+
+// Forward and backward each have the kernels of their recipe.
+TEST(Plan, HasTheKernelsOfTheRecipe) {
+  simulate("sm90");
+  const Layer layer;
+  const auto is_fp8 = [](const cuda::ProjectionPlan& planned) {
+    const auto place = static_cast<size_t>(planned.kernel - cuda::instances::kIndex.tile.data());
+    const cuda::instances::Row& row = cuda::instances::kRows[cuda::instances::kIndex.row[place]];
+    return cuda::is_fp8(row.key.variant.recipe);
+  };
+  for (const bool forward : {false, true})
+    for (const bool backward : {false, true}) {
+      const KernelPlan plan = layer.plan(forward, backward);
+      EXPECT_EQ(layer.plan(forward, backward), plan);
+      for (const auto& planned : {plan->up_projection, plan->down_projection})
+        EXPECT_EQ(is_fp8(planned), forward);
+      for (const auto& planned :
+           {plan->activation_gradient, plan->input_gradient[0], plan->input_gradient[1]})
+        EXPECT_EQ(is_fp8(planned), backward);
+    }
 }
 
 // A query that describes a device has the sizes of that device.

@@ -41,6 +41,13 @@ inline CodeRows up_code_rows(const tilemoe_experts& experts) {
 inline CodeRows down_code_rows(const DownProjection& step) {
   return {{step.codes.first_row, 0}, step.Y.shape[1], 1, step.experts->d};
 }
+// The same of transposed weights.
+inline CodeRows activation_code_rows(const ActivationGradient& step) {
+  return {{0, 0}, step.experts->n, 1, step.experts->n};
+}
+inline CodeRows input_code_rows(const InputGradient& step) {
+  return {{step.codes.first_row, 0}, step.dX_rows.shape[1], 1, step.experts->d};
+}
 
 // ---- the weight gradients
 

@@ -63,6 +63,9 @@ struct E4m3Blocks {
     using H = Sixteen;
     using A = __nv_fp8_e4m3;
     using Y = Sixteen;
+    using dH = Sixteen;
+    using AScaled = Sixteen;
+    using dXRows = Sixteen;
   };
 };
 using BF16 = SixteenBit<__nv_bfloat16>;

@@ -71,7 +71,7 @@ struct Variant {
   bool interleaved_columns = false;     // up-projection: interleaved gate/up columns in W1
   bool gathers = true;                  // up-projection: rows may come by a token list
   bool adapter = false;                 // projections: the sum has a second source (Adapter)
-  bool codes = false;                   // forward: weights are quantised, and read as their codes
+  bool codes = false;                   // projections: weights are read as their codes
   bool float_out = false;               // weight gradients: written in float32
   OutputMajor out = OutputMajor::kRow;  // weight gradients
   bool operator==(const Variant&) const = default;

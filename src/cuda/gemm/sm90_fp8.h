@@ -163,9 +163,28 @@ class ScaledRowsInOrder {
   int32_t row_begin_;
 };
 
+// The scales of a tile's two blocks of B. A lane reads those of every 32nd k block: with a read per k
+// block the promotion would wait for memory.
+class ScalesOfLanes {
+ public:
+  // address(block, k block). All lanes of a warp call it for every k block, in order.
+  template <class Address>
+  __device__ void read(int32_t k_block, int32_t last, const Address& address, float (&scale)[2]) {
+    if (k_block % kWarp == 0) {
+      const int32_t own = min(k_block + fragment::lane(), last);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of_lane_[i] = __ldg(address(i, own));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) scale[i] = __shfl_sync(0xffffffff, of_lane_[i], k_block % kWarp);
+  }
+
+ private:
+  float of_lane_[2];
+};
+
 // Operand B: the codes of an expert's weights by TMA. A tile has two blocks of 128 of their rows,
-// each with a scale per k block: neighbours, or gate and up. A lane of a consumer reads the scales
-// of every 32nd k block: with a read per k block the promotion would wait for memory.
+// each with a scale per k block: neighbours, or gate and up.
 template <class Shape_, int kParts>
 class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
  public:
@@ -181,8 +200,7 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
 
   static Params params(const WeightCodes& codes, const tilemoe_experts& experts,
                        const CodeRows& rows, int64_t columns) {
-    TILEMOE_ASSERT(codes.weight.format == TILEMOE_FORMAT_FP8 && codes.weight.transposed == 0 &&
-                       rows.step == 1 && columns % 16 == 0,
+    TILEMOE_ASSERT(codes.weight.format == TILEMOE_FORMAT_FP8 && rows.step == 1 && columns % 16 == 0,
                    "codes of " << columns << " columns, rows " << rows.step << " apart");
     const int64_t k_blocks = blocks_of(columns, kFp8Tile);
     Params params{};
@@ -242,20 +260,14 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
     }
     // Whether the tile's second block exists.
     __device__ bool has_second() const { return kParts == 2 || has_second_; }
-    // All lanes of a warp call it for every k block, in order.
     __device__ void read(int32_t k_block, float (&scale)[2]) {
-      if (k_block % kWarp == 0) {
-        const int32_t own = min(k_block + fragment::lane(), last_);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) of_lane_[i] = __ldg(block_[i] + own);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i) scale[i] = __shfl_sync(0xffffffff, of_lane_[i], k_block % kWarp);
+      lanes_.read(
+          k_block, last_, [&](int i, int32_t of_k) { return block_[i] + of_k; }, scale);
     }
 
    private:
     const float* block_[2];
-    float of_lane_[2];
+    ScalesOfLanes lanes_;
     int32_t last_;
     bool has_second_;
   };

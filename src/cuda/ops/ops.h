@@ -73,17 +73,17 @@ struct Projection {
   }
 };
 
-// The weights of a projection of forward: values, or codes on the arches that read them.
+// Operand B of a projection: values of weights, or codes on the arches that read them.
 template <class Arch, Variant kVariant, class Shape, int kParts>
-struct ForwardWeights {
+struct ProjectedWeights {
   using type = typename Arch::template Weights<Shape, kVariant.weights, kParts>;
 };
 template <class Arch, Variant kVariant, class Shape, int kParts>
-requires(kVariant.codes) struct ForwardWeights<Arch, kVariant, Shape, kParts> {
+requires(kVariant.codes) struct ProjectedWeights<Arch, kVariant, Shape, kParts> {
   using type = typename Arch::template Codes<Shape, kParts>;
 };
 
-// Operand A of a projection of forward: rows of values, or of codes in the fp8 recipe.
+// Operand A of a projection: rows of values, or of codes in the fp8 recipe.
 template <class Load>
 typename Load::Params rows_params(const Rows& rows, const tilemoe_tensor& values,
                                   const Fp8Rows& codes, int64_t count, int64_t columns,
@@ -104,7 +104,7 @@ void run(const UpProjection& step) {
   using Epilogue =
       typename Arch::template Activation<Shape, kVariant.activations, kVariant.interleaved_columns>;
   using X = typename Arch::template Rows<Shape, kVariant.gathers>;
-  using W1 = typename ForwardWeights<Arch, kVariant, Shape, Epilogue::kParts>::type;
+  using W1 = typename ProjectedWeights<Arch, kVariant, Shape, Epilogue::kParts>::type;
   const tilemoe_experts& experts = *step.experts;
   const UpWeights& from = step.weights;
   const UpParts weights = up_parts(experts, from.W1, from.W1_up, kVariant.interleaved_columns);
@@ -131,7 +131,7 @@ template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const DownProjection& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
   using A = typename Arch::template Rows<Shape, false>;
-  using W2 = typename ForwardWeights<Arch, kVariant, Shape, 1>::type;
+  using W2 = typename ProjectedWeights<Arch, kVariant, Shape, 1>::type;
   using Epilogue = typename Arch::template Store<Shape, typename Shape::Recipe::Out::Y>;
   typename W2::Params of_W2;
   if constexpr (kVariant.codes)
@@ -150,12 +150,22 @@ template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const ActivationGradient& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
   using dO = typename Arch::template Rows<Shape, true>;
-  using W2 = typename Arch::template Weights<Shape, kVariant.weights, 1>;
+  using W2 = typename ProjectedWeights<Arch, kVariant, Shape, 1>::type;
   using Epilogue = typename Arch::template ActivationGradient<Shape, kVariant.activations>;
-  const tilemoe_tensor weights = transposed(step.W2);
+  const tilemoe_experts& experts = *step.experts;
+  typename W2::Params of_W2;
+  if constexpr (kVariant.codes) {
+    TILEMOE_ASSERT(step.codes.weight.transposed != 0, "codes of W2, expected its transpose's");
+    of_W2 = W2::params(step.codes, experts, activation_code_rows(step), experts.d);
+  } else {
+    const tilemoe_tensor weights = transposed(step.W2);
+    of_W2 = W2::params(&weights);
+  }
   Projection<Arch, kVariant, Shape, dO, W2, Epilogue>::run(
-      step, dO::params(step.dO, step.rows), W2::params(&weights), Epilogue::params(step),
-      step.experts->n, k_blocks<Shape>(step.experts->d));
+      step,
+      rows_params<dO>(step.rows, step.dO, step.dO_codes, step.dO.shape[0], experts.d,
+                      step.rows.token),
+      of_W2, Epilogue::params(step), experts.n, k_blocks<Shape>(experts.d));
 }
 
 // dX~ = dH W1, summed over gate and up columns of dH.
@@ -170,9 +180,18 @@ void run(const InputGradient& step) {
   const UpWeights& from = step.weights;
   const UpParts parts =
       up_parts(experts, from.W1, from.W1_up, has_interleaved_columns(experts, from.W1));
+  typename dH::Params of_dH;
+  typename W1::Params of_W1;
+  if constexpr (kVariant.codes) {
+    TILEMOE_ASSERT(step.codes.weight.transposed != 0, "codes of W1, expected its transpose's");
+    of_dH = dH::params(step.dH_codes, parts.count, step.rows.capacity, parts.columns);
+    of_W1 = W1::params(step.codes, experts, input_code_rows(step));
+  } else {
+    of_dH = dH::params(step.dH, parts.count, parts.columns);
+    of_W1 = W1::params(parts);
+  }
   Projection<Arch, kVariant, Shape, dH, W1, Epilogue>::run(
-      step, dH::params(step.dH, parts.count, parts.columns), W1::params(parts),
-      Epilogue::params(step.dX_rows, {}), step.dX_rows.shape[1],
+      step, of_dH, of_W1, Epilogue::params(step.dX_rows, {}), step.dX_rows.shape[1],
       parts.count * k_blocks<Shape>(parts.columns));
 }
 

@@ -21,6 +21,7 @@
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
 #include "cuda/gemm/sm90_fp8.h"
+#include "cuda/gemm/sm90_fp8_parts.h"
 #include "cuda/gemm/split_k.h"
 #include "cuda/ops/table.h"
 
@@ -132,6 +133,23 @@ struct RowsOf<Shape, kGathers> {
       std::conditional_t<kGathers, load::ScaledRows<Shape>, load::ScaledRowsInOrder<Shape>>;
 };
 
+template <class Shape>
+struct PartRowsOf {
+  using type = load::DensePartRows<Shape>;
+};
+template <Fp8Shape Shape>
+struct PartRowsOf<Shape> {
+  using type = load::ScaledPartRows<Shape>;
+};
+template <class Shape, Major kMajor>
+struct WeightsByPartsOf {
+  using type = load::WeightsByParts<Shape, kMajor>;
+};
+template <Fp8Shape Shape>
+struct WeightsByPartsOf<Shape, Major::kK> {
+  using type = load::ScaledWeightsByParts<Shape>;
+};
+
 }  // namespace sm90
 
 struct Sm90 {
@@ -144,7 +162,7 @@ struct Sm90 {
   template <class Shape, bool kGathers>
   using Rows = typename sm90::RowsOf<Shape, kGathers>::type;
   template <class Shape>
-  using PartRows = load::DensePartRows<Shape>;
+  using PartRows = typename sm90::PartRowsOf<Shape>::type;
   template <class Shape>
   using AGathered = load::GatheredRowsAsK<Shape>;
 
@@ -154,7 +172,7 @@ struct Sm90 {
   template <class Shape, int kParts>
   using Codes = load::ScaledWeights<Shape, kParts>;
   template <class Shape, Major kMajor>
-  using WeightsByParts = load::WeightsByParts<Shape, kMajor>;
+  using WeightsByParts = typename sm90::WeightsByPartsOf<Shape, kMajor>::type;
   template <class Shape>
   using BDense = load::DenseRowsAsK<Shape>;
 

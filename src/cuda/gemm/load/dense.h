@@ -59,6 +59,7 @@ class DensePartRows {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = Operand::kBytes;
+  static constexpr int kBlockColumns = Operand::kRowBytes / 2;  // of 16 bits, in a k block
 
   struct Params {
     CUtensorMap rows;  // (capacity, parts, n), boxes of (BLOCK_M, 1, BLOCK_K)
@@ -80,7 +81,7 @@ class DensePartRows {
   __device__ void prefetch() const { ptx::tma_prefetch_map(&params_.rows); }
   __device__ void begin(const Tile& tile) { row_begin_ = tile.row_begin; }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
+    const auto sum = PartOfSum::of<kBlockColumns>(k_block, params_.blocks_a_part);
     ptx::tma_load(shared, &params_.rows, full, sum.begin, sum.part, row_begin_);
   }
 

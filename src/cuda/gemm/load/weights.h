@@ -179,6 +179,7 @@ class WeightsByParts {
   // MN-major weights are loaded chunk by chunk: three chunks cannot be halved.
   static constexpr int kBoxRows = kMajor == Major::kMN ? 64 : Shape::BLOCK_N / Shape::kCluster;
   static constexpr int kBoxes = Shape::BLOCK_N / kBoxRows;
+  static constexpr int kBlockColumns = Operand::kRowBytes / 2;  // of 16 bits, in a k block
   using Box = WeightBox<kMajor, kBoxRows>;
 
   struct Params {
@@ -207,7 +208,7 @@ class WeightsByParts {
     shared_by_cluster_ = tile.multicast_b;
   }
   __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    const auto sum = PartOfSum::of<Shape::BLOCK_K>(k_block, params_.blocks_a_part);
+    const auto sum = PartOfSum::of<kBlockColumns>(k_block, params_.blocks_a_part);
     load_boxes<kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, sum);
   }
   template <class Copy>

@@ -1,0 +1,112 @@
+// Activation and input gradient of the fp8 recipe on a simulated Hopper: the bits of the CPU backend,
+// which adds in the same order, from every kernel.
+#include <cuda_runtime_api.h>
+
+#include "cuda/ops/table.h"
+#include "cuda/plan.h"
+#include "fp8_gradients_support.h"
+#include "simulator/machine/machine.h"
+#include "simulator/setting.h"
+
+namespace tilemoe::test {
+namespace {
+
+class Fp8Gradients : public testing::Test {
+ protected:
+  void SetUp() override {
+    static uint64_t seed = 0;  // a repeated test has another one
+    const simulator::Setting& setting = simulator::setting_of("sm90");
+    machine().set_device(setting.device);
+    ASSERT_EQ(tilemoe_set_cuda_arch(setting.arch), TILEMOE_SUCCESS) << tilemoe_last_error();
+    machine().set_seed(++seed);
+  }
+  static simulator::Machine& machine() { return simulator::Machine::instance(); }
+
+  static Fp8GradientProblem::Outputs expected(const Fp8GradientCase& c) {
+    return Fp8GradientProblem(c, verify::host_memory()).run();
+  }
+  static void check(const Fp8GradientCase& c) {
+    Fp8GradientProblem problem(c, verify::cuda_memory());
+    const Fp8GradientProblem::Outputs got = problem.run();
+    for (const simulator::Finding& finding : machine().take_findings())
+      ADD_FAILURE() << c << ": " << describe(finding);
+    expect_equal(got, expected(c), c);
+  }
+};
+
+// Each row of the table, by a case that is made of it.
+TEST_F(Fp8Gradients, HaveTheBitsOfTheCpu) {
+  using enum cuda::Activations;
+  int rows = 0;
+  for (const cuda::instances::Row& row : cuda::instances::kRows) {
+    const cuda::Variant& variant = row.key.variant;
+    const bool is_activation = row.key.gemm == cuda::GemmName::kActivationGradient;
+    const bool is_input = row.key.gemm == cuda::GemmName::kInputGradient;
+    if (!is_fp8(variant.recipe) || !(is_activation || is_input)) continue;
+    SCOPED_TRACE("row " + std::to_string(++rows));
+    const Fp8GradientCase c{
+        .dtype = variant.recipe == cuda::RecipeName::kFp8BF16 ? TILEMOE_BFLOAT16 : TILEMOE_FLOAT16,
+        .activation = variant.activations == kSwiGLU ? TILEMOE_SWIGLU : TILEMOE_REGLU,
+        .tile = row.tile};
+    check(c);
+    const Fp8GradientProblem problem(c, verify::cuda_memory());
+    const auto expect_row = [&](const auto& step) {
+      EXPECT_TRUE(cuda::key_of(step) == row.key && *cuda::kernel_of(step) == row.tile);
+    };
+    if (is_activation)
+      expect_row(problem.activation_gradient());
+    else
+      expect_row(problem.input_gradient());
+  }
+  EXPECT_EQ(rows, 7);
+}
+// Several tiles for a CTA, and row blocks with and without a partner in a cluster.
+TEST_F(Fp8Gradients, HaveManyTiles) {
+  check({.counts = {300, 1, 0, 257, 129}, .d = 400, .n = 336, .dH_over_H = true});
+}
+TEST_F(Fp8Gradients, ReadConcatenatedWeights) {
+  check({.n = 256, .is_split = false});
+  check({.n = 128, .is_split = false, .float_scales = true});
+}
+TEST_F(Fp8Gradients, HaveABlockOfColumns) {
+  check({.d = 400, .first_column = 128, .columns = 128});
+  check({.d = 400, .n = 128, .is_split = false, .first_column = 256});
+}
+// A lane keeps the scales of a warp's number of k blocks, also of the second part.
+TEST_F(Fp8Gradients, HaveLongSums) {
+  check({.counts = {3}, .d = 33 * kFp8Tile - 112, .n = 16});
+  check({.counts = {3}, .d = 16, .n = 20 * kFp8Tile - 112});
+}
+TEST_F(Fp8Gradients, HaveOtherLayouts) {
+  check({.dtype = TILEMOE_FLOAT16, .gathers = false, .float_scales = true});
+  check({.counts = {0, 1}, .d = 16, .n = 16});
+  check({.counts = {0, 0}});
+}
+
+// The planted defects of these kernels (simulator/defects.inc).
+TEST_F(Fp8Gradients, HaveTheirDefectsFound) {
+  const Fp8GradientCase c{.counts = {3}, .d = 33 * kFp8Tile - 112, .n = 272};
+  const Fp8GradientProblem::Outputs right = expected(c);
+  int number = 0, found = 0;
+  const auto differs = [&](int defect) {
+    Fp8GradientProblem problem(c, verify::cuda_memory());
+    machine().plant(defect);
+    const Fp8GradientProblem::Outputs got = problem.run();
+    machine().plant(0);
+    EXPECT_TRUE(machine().take_findings().empty());
+    return differences(got.dH, right.dH) != 0 || differences(got.dX, right.dX) != 0;
+  };
+  EXPECT_FALSE(differs(0));
+#define DEFECT(name, file, text, replacement, test_case, device, seed, kind) \
+  ++number;                                                                  \
+  if (std::string(test_case) == "fp8-gradients") {                           \
+    ++found;                                                                 \
+    EXPECT_TRUE(differs(number)) << #name;                                   \
+  }
+#include "simulator/defects.inc"
+#undef DEFECT
+  EXPECT_EQ(found, 2);
+}
+
+}  // namespace
+}  // namespace tilemoe::test
