@@ -46,6 +46,11 @@ TEST_P(SimulatedLogits, AreExactOnWholeNumbers) {
                                    .logits = kF16,
                                    .biased = true,
                                    .padded = true});
+  // On sm90 a CTA has two tiles of the same tokens, or one without a second.
+  for (const int64_t d : {72, 584, 1608})
+    expect_whole_logits(memory,
+                        {.T = 250, .E = 330, .d = d, .x = kF16, .weight = kF16, .biased = true});
+  expect_whole_logits(memory, {.T = 500, .E = 250, .d = 1096, .weight = kF32, .padded = true});
   expect_whole_logits(memory, {.T = 300, .E = 330, .d = 72, .weight = kF32});
   expect_whole_logits(memory, {.T = 600, .E = 1, .d = 520});
   expect_whole_logits(memory, {.T = 40, .E = 130, .d = 536, .weight = kF32, .padded = true});
@@ -66,6 +71,7 @@ TEST_P(SimulatedLogits, DependOnNoOtherToken) {
   expect_same_bits(memory, {.T = 500, .E = 150, .d = 536, .logits = kBF16, .biased = true},
                    {1, 40});
   expect_same_bits(memory, {.T = 300, .E = 330, .d = 1096}, {1, 129});
+  expect_same_bits(memory, {.T = 500, .E = 250, .d = 1608, .biased = true}, {1, 60, 300});
 }
 
 TEST_P(SimulatedLogits, OfNoTokensAreNone) {

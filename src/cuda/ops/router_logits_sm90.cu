@@ -8,6 +8,7 @@
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/sm90.h"
+#include "cuda/ops/kept_tokens_sm90.h"
 #include "cuda/ops/logit_chunks.h"
 #include "cuda/ptx/tma.h"
 
@@ -128,11 +129,39 @@ void launch(const LogitsCall& call) {
                                               Tuning{.pdl = true});
 }
 
+constexpr TileConfiguration kWidePair{kWide.block_m, kWide.block_n, Schedule::kCooperative, 2};
+
+template <class Element>
+void launch_kept_tokens(const LogitsCall& call) {
+  using Shape = sm90::TileShape<SixteenBit<Element>, kWidePair>;
+  using Gemm = KeptTokensGemm<Shape, ChunkBoxes<Shape, true>, ChunkBoxes<Shape, false>>;
+  typename Gemm::Params params{
+      .tokens = Gemm::Tokens::params(call.X, kChunkColumns, false),
+      .weight = Gemm::Weight::params(call.weight, kChunkColumns * call.terms, false),
+      .order = call.order<typename Gemm::Order>(),
+      .output = call.output,
+      .tiles = static_cast<int32_t>(call.cut.n_blocks),
+      .terms = call.terms};
+  params.order.n_blocks = static_cast<int32_t>(blocks_of(call.cut.n_blocks, Gemm::kTiles));
+  params.order.tiles =
+      static_cast<int32_t>(Gemm::Order::tiles(call.output.T, params.order.n_blocks));
+  launch_gemm<kept_tokens_gemm<Gemm>, Gemm>(params, params.order.tiles, call.stream,
+                                            Tuning{.pdl = true});
+}
+
+// Whether two tiles a CTA take as many rounds of the SMs as one tile a CTA.
+bool keeps_tokens(const LogitsCall& call) {
+  const int64_t rows = blocks_of(call.output.T, kWide.block_m), sms = current_device().sms;
+  const auto rounds = [&](int64_t across) { return blocks_of(rows * across, sms); };
+  return call.cut.tile == kWide && call.cut.n_blocks > 1 &&
+         2 * rounds(blocks_of(call.cut.n_blocks, 2)) <= rounds(call.cut.n_blocks);
+}
+
 }  // namespace
 
 void launch_sm90(const LogitsCall& call) {
-  constexpr TileConfiguration kWidePair{kWide.block_m, kWide.block_n, Schedule::kCooperative, 2};
   with_element(call.X.dtype, [&]<class Element>() {
+    if (keeps_tokens(call)) return launch_kept_tokens<Element>(call);
     if (call.cut.tile == kWide) return launch<Element, kWidePair>(call);
     return launch<Element, kNarrow>(call);
   });
