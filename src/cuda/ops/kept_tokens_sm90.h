@@ -169,8 +169,7 @@ class KeptTokensConsumer {
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
       ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
           D, sm90::advance(a_, at_tokens_.stage * A::kBytes + step * kStep),
-          sm90::advance(b_, at_weight_.stage * B::kBytes + step * kStep),
-          !overwrites || step != 0);
+          sm90::advance(b_, at_weight_.stage * B::kBytes + step * kStep), !overwrites || step != 0);
     ptx::wgmma_commit();
   }
 
