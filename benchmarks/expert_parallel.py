@@ -7,15 +7,17 @@ Run forward and backward from PyTorch in bfloat16 with random data, T tokens on 
 starts one process per GPU, unless torchrun has started it. In a round every implementation runs one
 step after a barrier on the device, and the time of the slowest rank is reported. The results of
 each implementation are first compared with those of "own", the layer with all experts on one GPU.
-The bandwidth that leaves a GPU is measured separately, in GB/s. A layer named NAME-graph is timed
-in a CUDA graph, unless the implementation waits for the host. T is halved until "usual" and the
-weights fit into the GPU's memory. The status is 1 if an implementation failed. A run of one minute:
---layers qwen3-235b-graph --rounds 5. benchmarks/README.md describes the implementations.
+The bandwidth that leaves a GPU is measured separately, in GB/s. With --graph, a step is timed in a
+CUDA graph, unless the implementation waits for the host. T is halved until "usual" and the weights
+fit into the GPU's memory. The status is 1 if an implementation failed. A run of one minute:
+--layers qwen3-235b --tokens 4096 --graph --rounds 5. benchmarks/README.md describes the
+implementations.
 """
 
 import argparse
 import dataclasses
 import datetime
+import importlib.util
 import os
 import pathlib
 import random
@@ -23,6 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
+import types
 
 import torch
 import torch.distributed as dist
@@ -37,12 +40,12 @@ from tilemoe.bench.problem import CASES, DTYPES, Case, Problem
 LAYERS = {
     "qwen3-235b": CASES["qwen3-235b"],
     "30b-n256": CASES["30b-n256"],
-    "qwen3-235b-graph": dataclasses.replace(CASES["qwen3-235b"], T=4096),
+    "qwen3-next": CASES["qwen3-next"],
     "k2": Case("k2", 32768, 4096, 3072, 64, 2, device="cuda", dtype="bfloat16"),
     "small": Case("small", 64, 32, 16, 8, 2),  # for tests of this script on a CPU
 }
 AHEAD_CYCLES = 4_000_000  # about 2 ms of an SM, in which the host launches ahead
-TIMEOUT_S = 200  # timeout of a collective, in case one rank failed
+TIMEOUT_S = 60  # timeout of a collective, in case one rank failed
 COPIES = 14  # tensors of T K d elements in the peak of "usual", with the experts' H and A
 
 
@@ -50,6 +53,7 @@ class Way:
     """One implementation of a step; NAME@N sets N CTAs per SM for its GEMMs (set_ctas_per_sm)."""
 
     all_experts = False  # True: each rank has all experts
+    computes_in = None  # its GEMMs' dtype, if that is not the dtype of the problem
     waits = False  # True: the host waits for the device, so the step cannot be captured in a graph
 
     def __init__(self, problem, ctas_per_sm=1, **options):
@@ -61,12 +65,21 @@ class Way:
             self.W1 = problem.W1.detach()[own].requires_grad_()
             self.W2 = problem.W2.detach()[own].requires_grad_()
 
+    def weights(self):
+        """Return the leaves of this rank's experts."""
+        return [self.W1, self.W2]
+
     def step(self):
-        """Return O, dX, drouter, dW1 and dW2."""
+        """Return O, dX, drouter and the gradients of `weights`."""
         tilemoe.set_ctas_per_sm(self.ctas_per_sm)
         O = self.forward()
-        leaves = [self.problem.X, self.problem.router, self.W1, self.W2]
+        leaves = [self.problem.X, self.problem.router, *self.weights()]
         return O, *torch.autograd.grad(O, leaves, self.problem.dO)
+
+    def results(self):
+        """Return a step's O, dX, dW1 and dW2, for a comparison."""
+        O, dX, _, dW1, dW2 = self.step()
+        return O.detach(), dX, dW1, dW2
 
     def plan_bytes(self):
         """Return a step's planned peak in bytes, O and dX included; None without a plan."""
@@ -84,10 +97,7 @@ class Own(Way):
 
 
 class Ours(Way):
-    """tilemoe.expert_parallel with these options and a capacity factor of 1.5."""
-
-    def __init__(self, problem, ctas_per_sm=1, **options):
-        super().__init__(problem, ctas_per_sm, capacity_factor=1.5, **options)
+    """tilemoe.expert_parallel with these options."""
 
     def forward(self):
         p = self.problem
@@ -170,27 +180,85 @@ class Usual(Way):
         return compiled.Combine.apply(Y, None, s, order, rows_of_pairs)
 
 
+class Torchtitan(Way):
+    """torchtitan's routed experts: its AllToAllTokenDispatcher and its GroupedExperts.
+
+    The dispatcher sends one row per pair and waits for the host. `compiled` compiles the experts;
+    dispatch and combination are not compiled.
+    """
+
+    waits = True
+    computes_in = torch.bfloat16
+
+    def __init__(self, problem, ctas_per_sm=1, compiled=True):
+        super().__init__(problem, ctas_per_sm)
+        if importlib.util.find_spec("torchtitan") is None:
+            raise ImportError("torchtitan is not installed: scripts/gpu/packages.sh")
+        from torch.distributed.tensor import init_device_mesh
+        from torchtitan.distributed.utils import set_spmd_backend
+        from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+        from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
+
+        set_spmd_backend("partial_dtensor")  # torch's all_to_all_single, without a check of types
+        if not hasattr(torch.compiler, "_is_non_strict_tracing"):  # torch 2.11
+            torch.compiler._is_non_strict_tracing = lambda: False
+        case, ranks, device = problem.case, dist.get_world_size(), problem.X.device.type
+        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("ep",))
+        inner = GroupedExperts.Config(dim=case.d, hidden_dim=case.n, num_experts=case.E // ranks)
+        dispatcher = AllToAllTokenDispatcher.Config(num_experts=case.E, top_k=case.K)
+        with torch.device("meta"):
+            config = RoutedExperts.Config(inner_experts=inner, token_dispatcher=dispatcher)
+            self.module = config.build()
+        experts = self.module.inner_experts
+        gate, up = self.W1.detach().split(case.n, 1)
+        for name, part in {"w1_EFD": gate, "w3_EFD": up, "w2_EDF": self.W2.detach()}.items():
+            setattr(experts, name, torch.nn.Parameter(part.contiguous()))
+        self.module.parallelize(types.SimpleNamespace(get_optional_mesh=lambda name: mesh))
+        if compiled:
+            experts.compile()
+        self.W1 = self.W2 = None  # the module's parameters replace them
+
+    def weights(self):
+        experts = self.module.inner_experts
+        return [experts.w1_EFD, experts.w3_EFD, experts.w2_EDF]
+
+    def results(self):
+        O, dX, _, gate, up, dW2 = self.step()
+        return O.detach(), dX, torch.cat([gate, up], 1), dW2
+
+    def forward(self):
+        p = self.problem
+        top, ids = p.logits().float().topk(p.K, dim=-1)
+        counts = torch.bincount(ids.flatten(), minlength=p.case.E)
+        return self.module(p.X[None], top.softmax(-1)[None], ids[None], counts)[0]
+
+
 def inverse_of(order):
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(order.numel(), device=order.device)
     return inverse
 
 
+FACTOR = 1.5  # capacity_factor of the implementations without "lossless" in their name
 WAYS = {
     "own": (Own, {}),
-    "serial": (Ours, {}),
-    "serial-kept": (Ours, dict(keep_gathered=True)),
-    "no-overlap": (Ours, dict(overlap=False)),
-    "chunks-2": (Ours, dict(chunks=2)),
-    "chunks-4": (Ours, dict(chunks=4)),
-    "chunks-auto": (Ours, dict(chunks="auto")),
-    "chunks-4-kept": (Ours, dict(chunks=4, keep_gathered=True)),
-    "pull": (Ours, dict(dispatch="pull")),
-    "pull-kept": (Ours, dict(dispatch="pull", keep_gathered=True)),
+    "lossless": (Ours, {}),
+    "serial": (Ours, dict(capacity_factor=FACTOR)),
+    "serial-kept": (Ours, dict(capacity_factor=FACTOR, keep_gathered=True)),
+    "no-overlap": (Ours, dict(capacity_factor=FACTOR, overlap=False)),
+    "chunks-2": (Ours, dict(capacity_factor=FACTOR, chunks=2)),
+    "chunks-4": (Ours, dict(capacity_factor=FACTOR, chunks=4)),
+    "chunks-auto": (Ours, dict(capacity_factor=FACTOR, chunks="auto")),
+    "chunks-4-kept": (Ours, dict(capacity_factor=FACTOR, chunks=4, keep_gathered=True)),
+    "pull-lossless": (Ours, dict(dispatch="pull")),
+    "pull": (Ours, dict(capacity_factor=FACTOR, dispatch="pull")),
+    "pull-kept": (Ours, dict(capacity_factor=FACTOR, dispatch="pull", keep_gathered=True)),
     "usual": (Usual, {}),
+    "torchtitan": (Torchtitan, {}),
+    "torchtitan-eager": (Torchtitan, dict(compiled=False)),
 }
-DEFAULT_WAYS = ["own", "serial", "serial@4", "serial-kept", "chunks-2@4", "chunks-4", "chunks-4@4",
-                "pull", "pull@4", "usual"]  # fmt: skip
+DEFAULT_WAYS = ["own", "lossless", "lossless@4", "serial", "serial@4", "serial-kept", "chunks-auto",
+                "chunks-auto@4", "pull-lossless", "pull", "pull@4", "usual", "torchtitan"]  # fmt: skip
 
 
 def way_of(text, problem):
@@ -270,12 +338,12 @@ def expected(problem):
 
 
 def check(way, want):
-    O, dX, _, dW1, dW2 = way.step()
-    for name, got in zip(want, (O.detach(), dX, dW1, dW2)):
+    for name, got in zip(want, way.results()):
         if way.all_experts and name.startswith("dW"):
             continue  # the gradients of one rank's tokens alone
         error = ((got.double() - want[name].double()).norm() / want[name].double().norm()).item()
-        if not error <= 2 * TOLERANCE[got.dtype]:  # both results are rounded
+        # Both results are rounded.
+        if not error <= 2 * TOLERANCE[way.computes_in or got.dtype]:
             raise Wrong(f"{name} has a relative error of {error:.1e}")
 
 
@@ -319,9 +387,9 @@ def prepared(name, problem, want, in_graph):
     return way.step, values
 
 
-def measure(name, args, device):
+def measure(name, tokens, args, device):
     """Measure a layer; return {way: values}, with "links", and {way: error} of failures."""
-    case = LAYERS[name] if args.tokens is None else dataclasses.replace(LAYERS[name], T=args.tokens)
+    case = LAYERS[name] if tokens is None else dataclasses.replace(LAYERS[name], T=tokens)
     case = fitting(case, device)
     problem = Problem(case)  # the same weights on every rank; the tokens differ
     own = torch.Generator(device).manual_seed(1 + dist.get_rank())
@@ -335,7 +403,7 @@ def measure(name, args, device):
     for way in args.ways:
         wrong = None
         try:
-            calls[way], found[way] = prepared(way, problem, want, name.endswith("-graph"))
+            calls[way], found[way] = prepared(way, problem, want, args.graph)
         except Exception as error:  # any exception, those of torch included
             sentence = (str(error) or "without a message").splitlines()[0]
             wrong = f"{type(error).__name__}: {sentence}"
@@ -365,7 +433,7 @@ def sentences(found, left_out):
     yield "  " + ", ".join(f"{name} {links[1][f'{name}_gb_per_s']:.0f} GB/s"
                            for name in ("all_gather", "all_to_all"))  # fmt: skip
     for way, values in ways:
-        line = f"  {way:16} {values['step_ms'][1]:9.3f} ms"
+        line = f"  {way:18} {values['step_ms'][1]:9.3f} ms"
         if "time_over_own" in values:
             line += f", {values['time_over_own'][1]:.3f}x the time of own"
         for what in ("peak_bytes", "plan_bytes"):
@@ -379,22 +447,26 @@ def sentences(found, left_out):
 def work(args, device):
     """Measure all layers on this rank; return whether every implementation ran."""
     measurements, complete = [], True
-    facts = machine.describe(device.type, ("torch", "tilemoe"))
+    facts = machine.describe(device.type, ("torch", "tilemoe", "torchtitan"))
     if device.type == "cuda":
         facts["versions"]["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     nccl = {key: value for key, value in os.environ.items()
             if key.startswith(("NCCL_", "TORCH_NCCL_"))}  # fmt: skip
     default = ["small"] if device.type == "cpu" else [name for name in LAYERS if name != "small"]
-    for name in args.layers or default:
-        found, left_out = measure(name, args, device)
+    ranks = dist.get_world_size()
+    cases = [(name, tokens) for tokens in args.tokens for name in args.layers or default]
+    for name, tokens in cases:
+        found, left_out = measure(name, tokens, args, device)
         complete = complete and not left_out
         measurements += [
-            records.Measurement(f"expert-parallel/{name}/T={values['T']}/{way}", facts["device"],
-                                facts["versions"], facts["commit"], values | nccl)
+            records.Measurement(f"expert-parallel/{name}/T={values['T']}/R={ranks}/{way}",
+                                f"{ranks} x {facts['device']}", facts["versions"], facts["commit"],
+                                values | nccl)
             for way, values in found.items()
         ]  # fmt: skip
         if dist.get_rank() == 0:
-            print(f"{name}: {dist.get_world_size()} ranks of {facts['device']}")
+            T = found["links"]["T"]
+            print(f"{name}, T = {T}: {ranks} ranks of {facts['device']}")
             print("\n".join(sentences(found, left_out)), flush=True)
             if args.json:  # after each layer, in case the run is interrupted
                 args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -431,7 +503,9 @@ def main():
     add("--ways", nargs="+", default=DEFAULT_WAYS, metavar="WAY",
         help=f"implementations: {', '.join(WAYS)}; NAME@4: 4 CTAs per SM")  # fmt: skip
     add("--rounds", type=int, default=11)
-    add("--tokens", type=int, help="T of a rank; default: that of each layer")
+    add("--tokens", nargs="+", type=int, default=[None], metavar="T",
+        help="T of a rank, one case each; default: that of each layer")  # fmt: skip
+    add("--graph", action="store_true", help="time a step in a CUDA graph")
     add("--world", type=int, help="ranks; default: one per GPU, or 2 on a CPU")
     add("--device", choices=["cuda", "cpu"], default="cuda",
         help="default: cuda; cpu only tests this script")
