@@ -203,8 +203,11 @@ def of_job(options, args, name, micro_batch):
     parts = [*values.values(), f"x{options.share}", f"p{options.processes}"]
     parts += ["kept"] * args.keep_gathered + ["once"] * once
     parts += [f"ctas{args.ctas_per_sm}"] * (args.ctas_per_sm > 1)
+    parts += [f"ep{args.expert_parallel}"] * (args.expert_parallel > 1)
     values |= {"share": options.share, "processes": options.processes, "once": once}
     values |= {"kept": args.keep_gathered, "ctas_per_sm": args.ctas_per_sm, "compile": args.compile}
+    values |= {"expert_parallel": args.expert_parallel, "places": args.places}
+    values |= {"precision": args.precision}
     return "pretrain-study/" + "-".join(map(str, parts)), values
 
 

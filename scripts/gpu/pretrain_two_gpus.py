@@ -5,6 +5,7 @@
 - Gradient shards in memory of the computing stream (the example's default) and FSDP's own
   reduce-scatter: the losses are equal up to the order of sums.
 - One GPU: the same step, so the losses are equal up to the order of sums.
+- Experts shared by both GPUs, and one GPU with micro-batches of twice the size: the same step.
 
   scripts/gpu/pretrain_two_gpus.py --json pretrain.json
 
@@ -110,6 +111,34 @@ def close(one, other):
     return all(abs(a - b) <= CLOSE * abs(a) for a, b in zip(one["losses"], other["losses"]))
 
 
+VARIANTS = {
+    "deterministic": (["--deterministic"], {}),
+    "deterministic again": (["--deterministic"], {}),
+    "own memory": ([], dict(program=COUNTED)),
+    "of FSDP": ([], dict(program=OWN_OF_FSDP)),
+    "one GPU": ([], dict(processes=1)),
+    "another seed": (["--seed", "1"], {}),
+    "shared experts": (["--expert-parallel", "2"], {}),
+    "one GPU, twice the micro-batch": (["--micro-batch", "4"], dict(processes=1)),
+}
+# A run with another seed must exceed the bound; otherwise the bound proves nothing.
+PAIRS = [
+    ("deterministic", "deterministic again", same, True),
+    ("own memory", "of FSDP", close, True),
+    ("own memory", "deterministic", close, True),
+    ("own memory", "one GPU", close, True),
+    ("own memory", "another seed", close, False),
+    ("shared experts", "one GPU, twice the micro-batch", close, True),
+    ("shared experts", "another seed", close, False),
+]
+
+
+def chosen(words):
+    """Return the variants that the pairs of the named variants compare; without names, all."""
+    compared = [pair[:2] for pair in PAIRS if not words or words & set(pair[:2])]
+    return {name: how for name, how in VARIANTS.items() if any(name in pair for pair in compared)}
+
+
 def judge(runs):
     """Return a list of errors."""
     wrong = [f"{name}: {run['failed']}" for name, run in runs.items() if "failed" in run]
@@ -120,21 +149,14 @@ def judge(runs):
     ]
     if wrong:
         return wrong
-    own = runs["own memory"]
-    # A run with another seed must exceed the bound; otherwise the bound proves nothing.
-    pairs = [
-        ("deterministic", "deterministic again", same, True),
-        ("own memory", "of FSDP", close, True),
-        ("own memory", "deterministic", close, True),
-        ("own memory", "one GPU", close, True),
-        ("own memory", "another seed", close, False),
-    ]
-    for first, second, compare, want in pairs:
-        if compare(runs[first], runs[second]) != want:
+    for first, second, compare, want in PAIRS:
+        if {first, second} <= set(runs) and compare(runs[first], runs[second]) != want:
             wrong.append(f"{first} and {second} {'differ' if want else 'agree'}")
-    if not own["losses"][-1] < own["losses"][0]:
-        wrong.append("own memory: the loss does not fall")
-    if not own["said"] or any(line.endswith(" 0") for line in own["said"]):
+    for name in {"own memory", "shared experts"} & set(runs):
+        if not runs[name]["losses"][-1] < runs[name]["losses"][0]:
+            wrong.append(f"{name}: the loss does not fall")
+    said = runs.get("own memory", {}).get("said", ["without this run"])
+    if not said or any(line.endswith(" 0") for line in said):
         wrong.append("own memory: the hook allocated no shard")
     return wrong
 
@@ -146,22 +168,16 @@ def main():
     )
     parser.add_argument("--json", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path, default=pathlib.Path("build/gpu/pretrain"))
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=[], metavar="RUN",
+                        help="only this run and those that it is compared with")  # fmt: skip
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda",
                         help="default: cuda; cpu tests the script (gloo, float32)")  # fmt: skip
     args = parser.parse_args()
     work = args.work.resolve()
     data = corpus(work / "corpus")
-    variants = {
-        "deterministic": (["--deterministic"], {}),
-        "deterministic again": (["--deterministic"], {}),
-        "own memory": ([], dict(program=COUNTED)),
-        "of FSDP": ([], dict(program=OWN_OF_FSDP)),
-        "one GPU": ([], dict(processes=1)),
-        "another seed": (["--seed", "1"], {}),
-    }
     runs = {}
-    for name, (options, how) in variants.items():
-        folder = work / name.replace(" ", "-")
+    for name, (options, how) in chosen(set(args.only)).items():
+        folder = work / name.replace(" ", "-").replace(",", "")
         runs[name] = train(folder, data, *options, device=args.device, **how)
         args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
         print(name, runs[name].get("losses", "failed"), flush=True)

@@ -25,10 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import device
 import groups
-from stages import ARCHS, AT_ONCE, STAGES, Machine, records
+import several_gpus
+import stages
+from stages import ARCHS, AT_ONCE, Machine, records
 
 STAGE_LIMIT_S = 480
 PACKAGES = ("torch", "transformers", "torchtitan", "jax")  # whose versions are stored
+STAGES = stages.STAGES | several_gpus.STAGES
 
 
 def say(text):
@@ -184,7 +187,7 @@ def parsed():
                         help="folder of logs, states and results (default: build/gpu)")
     parser.add_argument("--wheel", type=pathlib.Path,
                         help="wheel of the PyTorch package, for the stages torch, command, sizes, "
-                             "two-gpus, one-gpu-ranks, bench and jax")
+                             "two-gpus, one-gpu-ranks, bench, jax, ranks, parallel and fsdp")
     parser.add_argument("--packages", type=pathlib.Path,
                         help="folder of wheels that the package's tests need (packages.sh)")
     parser.add_argument("--again", action="store_true", help="repeat items that have passed")

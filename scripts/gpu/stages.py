@@ -58,7 +58,7 @@ TOKEN_ROUTERS = "*InGroups:*OfEveryCountOfTokens:*PastTheCapacity"
 
 
 # Tests that run again with archs other than the GPU's default: those of GEMMs, and of the layer in
-# the PyTorch package. (The pretraining example runs on GPUs only in the stage two-gpus.)
+# the PyTorch package. (The pretraining example runs on GPUs only in the stages of several GPUs.)
 GEMMS = ["cuda_backward_steps_test", "cuda_forward_steps_test", "cuda_layer_test",
          "cuda_router_logits_test", "cuda_train_test", "cuda_weight_layouts_test"]
 TORCH_FILES = ["cuda_test.py", "cuda_gemms_test.py", "cuda_quantized_test.py",
@@ -363,19 +363,18 @@ def two_gpus(machine, folder):
     layer = machine.gtest("layer", "cuda_layer_test", ON_TWO_DEVICES, folder, 240)
     if len(machine.gpus) < 2:
         layer.missing = layer.missing or ONE_GPU
-    expert_parallel = [TESTS / "expert_parallel_worker.py", "--device", "cuda"]
+    pulls = [TESTS / "expert_parallel_worker.py", "--device", "cuda", "--only", "a_killed_rank",
+             "--dispatch", "pull"]
     training = folder / "pretrain.json"
     return [
         layer,
         machine.pytest_item("package", [TESTS / "cuda_two_devices_test.py"], folder, 105, gpus=2),
         machine.torch_item("processes", [TESTS / "distributed_worker.py", "--device", "cuda"], 260,
                            scenario_results, gpus=2),
-        machine.torch_item("expert-parallel", expert_parallel, 260, scenario_results, gpus=2),
-        machine.torch_item("a-dead-rank-of-a-pull",
-                           [*expert_parallel, "--only", "a_killed_rank", "--dispatch", "pull"],
-                           150, scenario_results, gpus=2),
+        machine.torch_item("a-dead-rank-of-a-pull", pulls, 150, scenario_results, gpus=2),
         machine.torch_item("pretrain", [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py",
-                                        "--json", training, "--work", folder / "pretrain"],
+                                        "--json", training, "--work", folder / "pretrain",
+                                        "--only", "deterministic", "own memory"],
                            300, lambda _: pretrain_losses(training), gpus=2),
     ]
 

@@ -16,6 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ROOT / "scripts" / "gpu" / "run.py"
 sys.path += [str(RUN.parent), str(ROOT / "python" / "tilemoe" / "bench")]
 import records
+import several_gpus
 import stages
 INFO = """echo '{"version": "0.2.0", "commit": "0123abcd", "backends": [{"name": "cpu"}]}'"""
 
@@ -385,7 +386,7 @@ class GpuRun(unittest.TestCase):
         """None is lost: as many sanitizer items as archs need, on every tool."""
         machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
         machine.archs, machine.gpus = ["sm90", "sm80"], [81559]
-        for name, stage in stages.STAGES.items():
+        for name, stage in (stages.STAGES | several_gpus.STAGES).items():
             items = stage(machine, self.folder)
             names = [item.name for item in items]
             self.assertEqual(len(set(names)), len(names), name)
@@ -394,6 +395,57 @@ class GpuRun(unittest.TestCase):
                 self.assertEqual(names, ["check-reduced", "forced-tiles", "routers",
                                          "check-reduced-sm80", "token-routers", "weight-layouts",
                                          "weight-layouts-sm80"])
+
+    def of_several(self, gpus):
+        """{stage: items} of a machine with so many GPUs."""
+        (self.folder / "here").mkdir(exist_ok=True)
+        (self.folder / "here" / "torch.py").touch()
+        sys.path.insert(0, str(self.folder / "here"))  # only to be found
+        self.addCleanup(sys.path.remove, str(self.folder / "here"))
+        machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
+        machine.gpus = [81559] * gpus
+        return {name: stage(machine, self.folder) for name, stage in several_gpus.STAGES.items()}
+
+    def test_stages_of_several_gpus_use_all_of_them(self):
+        for gpus, worlds in ((2, ["2"]), (4, ["2", "4"]), (8, ["2", "4", "8"])):
+            of = self.of_several(gpus)
+            for items in of.values():
+                for item in items:
+                    self.assertIn("NCCL_NVLS_ENABLE=0", item.command)
+                    self.assertIn("TORCH_SYMM_MEM_DISABLE_MULTICAST=1", item.command)
+                    if item.name != "fp8-shards":
+                        self.assertIsNone(item.missing, item.name)
+            after = lambda item, word: item.command[item.command.index(word) + 1]
+            found = {after(item, "--world") for item in of["parallel"]}
+            self.assertEqual(found, set(worlds))
+            found = {after(item, "--processes") for item in of["fsdp"][1:]}
+            self.assertEqual(found, {"1", *worlds})
+            pull = of["ranks"][0]
+            self.assertEqual(after(pull, "--links"), "nccl")
+            self.assertEqual(after(pull, "--world"), min(worlds[-1], "4"))
+
+    def test_stages_of_several_gpus_say_that_one_is_not_enough(self):
+        for name, items in self.of_several(1).items():
+            for item in items:
+                alone = name == "fsdp" and (item.name == "corpus" or "-1-gpus" in item.name)
+                self.assertEqual(item.missing is None, alone, item.name)
+                self.assertIn(item.missing, (None, stages.ONE_GPU, several_gpus.NO_FP8_SHARDS))
+
+    def test_scenarios_of_a_recipe_run_once_they_exist(self):
+        file = self.folder / "distributed_worker.py"
+        file.write_text("import fp8_of_another\n\nSCENARIOS = {\n    fsdp: (2,),\n}\n")
+        self.assertEqual(several_gpus.scenarios_of(file, "fp8"), [])
+        file.write_text("\nSCENARIOS = {\n    fsdp: (2,),\n    fsdp_of_fp8_shards: (2,),\n}\n")
+        self.assertEqual(several_gpus.scenarios_of(file, "fp8"), ["fsdp_of_fp8_shards"])
+
+    def test_a_training_that_does_not_fit_has_no_result(self):
+        file = self.folder / "one.jsonl"
+        line = lambda **values: records.Measurement("pretrain-study/7B", "a GPU", {}, "0", values)
+        records.write(file, [line(step_ms=1.0)])
+        self.assertEqual(len(several_gpus.trained(file)), 1)
+        for lines in ([], [line(does_not_fit="out of memory")]):
+            records.write(file, lines)
+            self.assertRaises(ValueError, several_gpus.trained, file)
 
     def test_ends_without_a_gpu_or_programs(self):
         self.program("nvidia-smi", "exit 9", place="tools")

@@ -1,6 +1,7 @@
 """Ranks that share one GPU and pull rows through symmetric memory, as ranks with a GPU each do:
 
     python expert_parallel_one_gpu.py --device cuda --world 4     values, not times
+    ... --device cuda --world 4 --links nccl                      the same with a GPU for each rank
     python expert_parallel_one_gpu.py                             on a CPU, whose files stand in
 
 torch allows symmetric memory of several ranks on one GPU if an option allows it. NCCL does not: the
@@ -9,6 +10,7 @@ its ranks' turns. Scenarios are those of expert_parallel_worker.py that pull, an
 whole step in a CUDA graph does is left to ranks with NCCL.
 """
 
+import argparse
 import datetime
 import faulthandler
 import functools
@@ -35,19 +37,18 @@ from tilemoe.distributed.team import Team
 
 # Multicast is between GPUs; gloo's own choice would be the address that the host's name has.
 ENVIRONMENT = {
-    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "GLOO_SOCKET_IFNAME": "lo",
 }
+SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1"}
 
 
-class Job(expert_parallel_job.Job):
-    gpu = 0
-    backend = "cpu:gloo,cuda:gloo"  # "gloo" alone: a mesh of GPUs would require NCCL
+class LinkedJob(expert_parallel_job.Job):
+    """Ranks with a GPU each, whose collectives are NCCL's."""
 
-    def __init__(self, rank, world, folder, device):
+    def __init__(self, rank, world, folder, device, links):
         super().__init__(rank, world, folder, device)
-        staged.begin()
+        self.place = torch.device(device, getattr(self, "gpu", rank))
         if device == "cpu":
             self.reads_peers = True
             shared_memory.begin(folder, rank)
@@ -69,10 +70,21 @@ class Job(expert_parallel_job.Job):
             mock.patch.object(where, name, what).start()
 
 
+class Job(LinkedJob):
+    """Ranks that share a GPU, whose collectives go by the CPU."""
+
+    gpu = 0
+    backend = "cpu:gloo,cuda:gloo"  # "gloo" alone: a mesh of GPUs would require NCCL
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        staged.begin()
+
+
 def memory_is_the_peers(job):
     """torch's part alone: a rank reads what the others wrote, and waits for them."""
     size, timeout_ms = 2**20, 30000
-    memory = symmetric.empty(size, dtype=torch.uint8, device=torch.device(job.device, 0))
+    memory = symmetric.empty(size, dtype=torch.uint8, device=job.place)
     handle = symmetric.rendezvous(memory, job.group)
     assert (handle.rank, handle.world_size) == (job.rank, job.world)
     assert len(set(handle.buffer_ptrs)) == job.world
@@ -239,8 +251,15 @@ SCENARIOS = {
     # With four ranks, one that had its error once waited forever in a copy to the host.
     a_killed_rank_ends_a_barrier: (2,),
 }
+# NCCL's own watchdog ends the ranks: expert_parallel_worker.py has that.
+WITH_LINKS = {s: of for s, of in SCENARIOS.items() if s is not a_killed_rank_ends_a_barrier}
+LINKS = dict(choices=["shared", "nccl"], default="shared", help="whether ranks share one GPU")
 
 
 if __name__ == "__main__":
-    os.environ |= ENVIRONMENT  # torch reads it when it needs it
-    sys.exit(main_of(__file__, __doc__, SCENARIOS, Job))
+    before = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    before.add_argument("--links", **LINKS)
+    linked = before.parse_known_args()[0].links == "nccl"
+    os.environ |= ENVIRONMENT if linked else ENVIRONMENT | SHARED  # torch reads it when it needs it
+    chosen = (WITH_LINKS, LinkedJob) if linked else (SCENARIOS, Job)
+    sys.exit(main_of(__file__, __doc__, *chosen, links=LINKS))

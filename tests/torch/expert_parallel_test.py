@@ -65,14 +65,18 @@ def test_a_checkpoint_of_ranks_is_loaded_by_one(job, world, name):
     same_bits(moe.state_dict(), torch.load(folder / "whole.pt", weights_only=True))
 
 
-def test_rows_are_read_in_the_peers_memory(tmp_path):
-    """As on GPUs, in files that two processes map."""
+@pytest.mark.parametrize("links, found", [("shared", 7), ("nccl", 3)])
+def test_rows_are_read_in_the_peers_memory(tmp_path, links, found):
+    """As on GPUs, in files that two processes map; links: of ranks that share a GPU, or not."""
     only = "^(memory|calls_of|the_same_bits|nothing|transfers|no_tokens|exchanges)"
+    if links == "nccl":
+        only = "^(memory|the_same_bits|exchanges)"
     scenarios = of_world(one_gpu.SCENARIOS, 2)
     names = [s.__name__ for s in scenarios if re.search(only, s.__name__)]
     program = pathlib.Path(one_gpu.__file__)
-    for rank, result in enumerate(launch(program, names, 2, tmp_path, "cpu", only)):
-        assert len(result) == 7 and not any(result.values()), f"rank {rank}: {result}"
+    results = launch(program, names, 2, tmp_path, "cpu", only, links=links)
+    for rank, result in enumerate(results):
+        assert len(result) == found and not any(result.values()), f"rank {rank}: {result}"
 
 
 def test_the_example_learns():

@@ -1,0 +1,143 @@
+"""The stages of run.py that need several GPUs of one host.
+
+ranks     correctness over the links between the GPUs; about 200 s on 2 GPUs, 230 s on 4
+parallel  time and memory of a layer with expert parallelism; about 210 s per number of GPUs
+fsdp      training of examples/pretrain with FSDP-2; about 240 s on 2 GPUs, 420 s on 4
+
+NVLink multicast is off: a program that fails while it uses multicast can leave the GPUs of a host
+unusable.
+"""
+
+import json
+import re
+
+from stages import ROOT, TESTS, pretrain_losses, records, scenario_results
+
+WITHOUT_MULTICAST = ["env", "NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1",
+                     "NVSHMEM_DISABLE_NVLS=1"]
+NO_FP8_SHARDS = "tests/torch/distributed_worker.py has no scenario with fp8 in its name"
+MOST_RANKS = 4  # of the scenarios of tests/torch
+LAYERS = ["qwen3-235b", "30b-n256", "qwen3-next"]
+WAYS = ["own", "lossless", "lossless@4", "serial", "serial@4", "chunks-auto", "pull-lossless",
+        "pull", "usual", "torchtitan"]
+EXAMPLE = ROOT / "examples" / "pretrain"
+TEXT = ("docs", "include", "src", "python", "tests")  # of the corpus
+SHORT = 16  # layers of the 7B model that fit one GPU of 80 GB
+SHORT_BATCH, BATCH, SHARED_BATCH = 4, 3, 2  # micro-batches that fit 80 GB: sequences per GPU
+
+
+def numbers_of_gpus(machine):
+    """Return 2, 4, 8 and so on, as many as the machine has."""
+    return [count for count in (2, 4, 8) if count <= len(machine.gpus)] or [2]
+
+
+def item_of(machine, name, arguments, limit_s, report, gpus=2):
+    return machine.torch_item(name, arguments, limit_s, report, gpus=gpus, tool=WITHOUT_MULTICAST)
+
+
+def scenarios_of(file, word):
+    """Return the names of a worker's scenarios that contain a word."""
+    listed = file.read_text().partition("\nSCENARIOS")[2]
+    return re.findall(rf"\b\w*{word}\w*", listed)
+
+
+def fp8_shards(machine):
+    """Train with the fp8 recipe while FSDP-2 gathers quantised shards.
+
+    The item runs the scenarios of distributed_worker.py that have "fp8" in their name.
+    """
+    file = TESTS / "distributed_worker.py"
+    item = item_of(machine, "fp8-shards", [file, "--device", "cuda", "--only", "fp8"], 100,
+                   scenario_results)
+    if item.missing is None and not scenarios_of(file, "fp8"):
+        item.missing = NO_FP8_SHARDS
+    return item
+
+
+def ranks(machine, folder):
+    """Run the scenarios of ranks with one GPU each: collectives by NCCL, pulls over NVLink."""
+    world = min(numbers_of_gpus(machine)[-1], MOST_RANKS)
+    pulled, losses = folder / "pull", folder / "pretrain.json"
+    worker = [TESTS / "expert_parallel_worker.py", "--device", "cuda", "--world", str(world)]
+    alone = [TESTS / "expert_parallel_one_gpu.py", "--device", "cuda", "--world", str(world),
+             "--links", "nccl", "--folder", pulled, "--limit", "90"]
+    training = [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py", "--json", losses, "--work",
+                folder / "pretrain", "--only", "shared experts"]
+    return [
+        item_of(machine, "pull", alone, 105, lambda output: exchanged(output, pulled / "0.log"),
+                gpus=world),
+        item_of(machine, "expert-parallel", worker, 200, scenario_results, gpus=world),
+        item_of(machine, "adapters", [*worker, "--only", "low_rank_adapters"], 60,
+                scenario_results, gpus=world),
+        fp8_shards(machine),
+        item_of(machine, "pretrain-shared-experts", training, 150,
+                lambda _: pretrain_losses(losses)),
+    ]
+
+
+def exchanged(output, log):
+    """Return the results of expert_parallel_one_gpu.py, and its first rank's count of exchanges.
+
+    Raises:
+        ValueError: no row was exchanged through symmetric memory.
+    """
+    results = scenario_results(output)
+    if results.get("exchanges_were_through_symmetric_memory") != "passed":
+        raise ValueError("no row was exchanged through symmetric memory")
+    seen = re.findall(r"^(?:a barrier: .*|\d+ exchanges)$", log.read_text(), re.MULTILINE)
+    return results | {"seen": "; ".join(seen)}
+
+
+def parallel(machine, folder):
+    """Compare expert parallelism with an all-to-all, in graphs for few tokens per GPU."""
+    def item(world, tokens, limit_s, more=()):
+        name = f"{world}-gpus-t{tokens}"
+        file = folder / f"{name}.jsonl"
+        words = [ROOT / "benchmarks" / "expert_parallel.py", "--world", str(world), "--layers",
+                 *LAYERS, "--tokens", str(tokens), "--ways", *WAYS, "--rounds", "9", *more,
+                 "--json", file]
+        return item_of(machine, name, words, limit_s, lambda _: records.read(file), gpus=world)
+
+    return [one for world in numbers_of_gpus(machine)
+            for one in (item(world, 32768, 160), item(world, 4096, 90, ["--graph"]))]
+
+
+def fsdp(machine, folder):
+    """Train the 7B model with FSDP-2, and as many of its layers as one GPU holds, for scaling."""
+    corpus = folder / "corpus"
+
+    def item(name, processes, batch, more):
+        file = folder / f"{name}.jsonl"
+        words = [EXAMPLE / "speed.py", "measure", "--data", corpus, "--out", file, "--config", "7B",
+                 "--compile", "--processes", str(processes), "--micro-batches", str(batch),
+                 "--rounds", "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "0",
+                 "--implementations", "tilemoe", *more]
+        return item_of(machine, name, words, 150, lambda _: trained(file), gpus=processes)
+
+    counts = numbers_of_gpus(machine)
+    words = [EXAMPLE / "corpus.py", corpus, *(ROOT / name for name in TEXT),
+             "--vocabulary", "16384"]
+    return [
+        item_of(machine, "corpus", words, 60, lambda _: tokens_in(corpus), gpus=1),
+        *(item(f"7b-{count}-gpus", count, BATCH, []) for count in counts),
+        item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1], SHARED_BATCH,
+             ["--expert-parallel", "2", "--places", "1.5"]),
+        *(item(f"{SHORT}-layers-{count}-gpus", count, SHORT_BATCH, ["--layers", str(SHORT)])
+          for count in (1, *counts)),
+    ]
+
+
+def tokens_in(corpus):
+    """Return the number of tokens of a corpus."""
+    return {"tokens": json.loads((corpus / "manifest.json").read_text())["train"]["tokens"]}
+
+
+def trained(file):
+    """Return the measurements of a training; raise ValueError if it did not fit."""
+    found = records.read(file)
+    if not found or any("does_not_fit" in one.values for one in found):
+        raise ValueError("nothing was measured, or the model does not fit")
+    return found
+
+
+STAGES = {"ranks": ranks, "parallel": parallel, "fsdp": fsdp}
