@@ -16,7 +16,7 @@ from stages import ROOT, TESTS, pretrain_losses, records, scenario_results
 WITHOUT_MULTICAST = ["env", "NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1",
                      "NVSHMEM_DISABLE_NVLS=1"]
 NO_FP8_SHARDS = "tests/torch/distributed_worker.py has no scenario with fp8 in its name"
-MOST_RANKS = 4  # of the scenarios of tests/torch
+MAX_RANKS = 4  # of the scenarios of tests/torch
 LAYERS = ["qwen3-235b", "30b-n256", "qwen3-next"]
 WAYS = ["own", "lossless", "lossless@4", "serial", "serial@4", "chunks-auto", "pull-lossless",
         "pull", "usual", "torchtitan"]
@@ -56,7 +56,7 @@ def fp8_shards(machine):
 
 def ranks(machine, folder):
     """Run the scenarios of ranks with one GPU each: collectives by NCCL, pulls over NVLink."""
-    world = min(numbers_of_gpus(machine)[-1], MOST_RANKS)
+    world = min(numbers_of_gpus(machine)[-1], MAX_RANKS)
     pulled, losses = folder / "pull", folder / "pretrain.json"
     worker = [TESTS / "expert_parallel_worker.py", "--device", "cuda", "--world", str(world)]
     alone = [TESTS / "expert_parallel_one_gpu.py", "--device", "cuda", "--world", str(world),
@@ -89,7 +89,7 @@ def exchanged(output, log):
 
 
 def parallel(machine, folder):
-    """Compare expert parallelism with an all-to-all, in graphs for few tokens per GPU."""
+    """Compare expert parallelism with an all-to-all, in graphs for small T."""
     def item(world, tokens, limit_s, more=()):
         name = f"{world}-gpus-t{tokens}"
         file = folder / f"{name}.jsonl"

@@ -397,7 +397,7 @@ class GpuRun(unittest.TestCase):
                                          "weight-layouts-sm80"])
 
     def of_several(self, gpus):
-        """{stage: items} of a machine with so many GPUs."""
+        """{stage: items} of a machine with this number of GPUs."""
         (self.folder / "here").mkdir(exist_ok=True)
         (self.folder / "here" / "torch.py").touch()
         sys.path.insert(0, str(self.folder / "here"))  # only to be found
