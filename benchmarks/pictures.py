@@ -83,9 +83,12 @@ def speed(theme):
         )
         for experts, one in best.items()
     ]
-    return bars(
-        theme, "Training a 7B MoE on one H200: billion tokens per day", "TileMoE is", rows, 2
-    )
+    one = best["tilemoe"]
+    gpu = one.device.removeprefix("NVIDIA ").split()[0]
+    layers = one.values["layers"]
+    model = "a 7B MoE" if layers == 40 else f"{layers} layers of a 7B MoE"
+    title = f"Training {model} on one {gpu}: billion tokens per day"
+    return bars(theme, title, "TileMoE is", rows, 2)
 
 
 def memory(theme):

@@ -22,18 +22,23 @@ from layers import LAYERS  # noqa: E402
 
 SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
 PEERS = {SONIC: "sonic-moe", COMPILED: "`grouped_mm`, compiled", EAGER: "`grouped_mm`, eager"}
+SCATTER = {"scattermoe": "ScatterMoE"}
 VS_PEERS = [f"vs {name}" for name in PEERS.values()]
 MODELS = {"olmoe": "OLMoE", "gpt-oss-20b": "gpt-oss-20b", "qwen3-235b": "Qwen3-235B",
           "kimi-linear": "Kimi Linear", "qwen3-next": "Qwen3-Next"}  # fmt: skip
-WAYS = {"own": "none, all experts on each GPU", "serial": "all-gather, 1 chunk",
+WAYS = {"own": "none, all experts on each GPU", "lossless": "all-gather, memory for every routing",
+        "serial": "all-gather, 1 chunk",
         "serial-kept": "all-gather, 1 chunk, `keep_gathered`", "chunks-2": "all-gather, 2 chunks",
-        "usual": "all-to-all, `grouped_mm`"}  # fmt: skip
+        "chunks-auto": "all-gather, `chunks=\"auto\"`", "pull": "pull",
+        "pull-lossless": "pull, memory for every routing",
+        "usual": "all-to-all, `grouped_mm`", "torchtitan": "torchtitan's all-to-all"}  # fmt: skip
 NAMED = {"7b-n256-zipf": "7b-n256, Zipf load",
          "qwen3-235b-zipf": "qwen3-235b, Zipf load",
          "7b-n256-one-expert": "7b-n256, K = 1, all tokens choose one expert",
          "gpt-oss-20b-biases": "gpt-oss-20b with biases"}  # fmt: skip
 FORMATS = {"fp8": "FP8", "mxfp4": "MXFP4", "nf4": "NF4", "nf4_double": "NF4, double",
            "nvfp4": "NVFP4"}  # fmt: skip
+SHOWN = ("sonic-moe", "quack-kernels", "torchtitan", "torch", "jax", "onednn", "nccl", "driver")
 MIB, GIB = 2**20, 2**30
 PASSES = ("forward", "backward")
 
@@ -58,12 +63,11 @@ class Results:
         return found
 
 
-def measured(one, *others):
+def measured(one, *others, shown=SHOWN):
     """Return "Measured on ..." with the device and the versions of all implementations."""
     versions = {}
     for each in (*others, one):
         versions |= each.versions
-    shown = ("sonic-moe", "torch", "onednn", "nccl", "driver")
     said = [f"{name} {versions[name]}" for name in shown if name in versions]
     known, ours = versions.get("tilemoe"), f"commit {one.commit[:7]}"
     ours = f"TileMoE {known} ({ours})" if known else f"TileMoE at {ours}"
@@ -134,24 +138,35 @@ def less(ours, peer):
     return f"{100 * (1 - peak(ours) / peak(peer)):.0f} % less"
 
 
+def quack(one):
+    """Return the header of a column of sonic-moe, with the version of quack that it ran on."""
+    return f"sonic-moe, quack {one.versions['quack-kernels']}"
+
+
 def layers():
     """Compare the layer from PyTorch with its peers."""
-    found, rows, memory = Results("peers").table_of("bench"), [], []
+    results, rows, memory = Results("peers"), [], []
+    found, release = results.table_of("bench"), results.table_of("release")
+    peers = PEERS | SCATTER if all(SCATTER.keys() <= of.keys() for of in found.values()) else PEERS
+    both = lambda ours, peer: " / ".join(times_faster(ours, peer, f"{way}_ms") for way in PASSES)
     for layer, of in found.items():
-        ours = of["tilemoe"]
-        ratios = [" / ".join(times_faster(ours, of[peer], f"{way}_ms") for way in PASSES)
-                  for peer in PEERS]  # fmt: skip
+        ours, older = of["tilemoe"], release.get(layer)
+        ratios = [both(ours, of[peer]) if peer in of else "" for peer in peers]
+        ratios += [both(older["tilemoe"], older[SONIC]) if older else ""] * bool(release)
         rows.append([layer, passes(ours), *ratios])
-        memory.append([layer, *(f"{peak(of[peer]) / MIB:.0f}" for peer in ("tilemoe", *PEERS)),
+        cell = lambda peer, of=of: f"{peak(of[peer]) / MIB:.0f}" if peer in of else ""
+        memory.append([layer, *map(cell, ("tilemoe", *peers)),
                        f"{of['tilemoe'].values['saved_bytes'] / MIB:.0f}"])  # fmt: skip
     of = next(iter(found.values()))
+    vs = [f"vs {quack(of[peer]) if peer == SONIC else name}" for peer, name in peers.items()]
+    vs += [f"vs {quack(next(iter(release.values()))[SONIC])}"] if release else []
     return section(
         "Layers",
         "From PyTorch, router included.",
-        table(["layer", "TileMoE, ms", *VS_PEERS], rows),
+        table(["layer", "TileMoE, ms", *vs], rows),
         source("peers", of["tilemoe"], of[SONIC]),
         "Peak memory and TileMoE's saved memory, MiB:",
-        table(["layer", "TileMoE", *PEERS.values(), "saved"], memory),
+        table(["layer", "TileMoE", *peers.values(), "saved"], memory),
     )
 
 
@@ -356,17 +371,22 @@ def memory():
     """Report time and memory by column blocks and by options of the module."""
     file = Results("memory")
     curve, options = file.of("memory-curve"), file.table_of("memory-options")
-    rows = [[one.values["column_blocks"], f"{one.values['library_peak_bytes'] / MIB:.0f}",
-             f"{one.median('total_ms'):.2f}",
-             f"{100 * (one.values['ratio_to_one_block'] - 1):.1f} %"]
+    first = next(iter(curve.values()))
+    peak_of = lambda one: one.values.get("library_peak_bytes") or peak(one)
+    ratio = lambda one: one.values.get("ratio_to_one_block", one.median("total_ms") / whole)
+    whole = first.median("total_ms")
+    rows = [[one.values["column_blocks"], f"{peak_of(one) / MIB:.0f}",
+             f"{one.median('total_ms'):.2f}", f"{100 * (ratio(one) - 1):.1f} %"]
             for one in curve.values()]  # fmt: skip
     ways = ("tilemoe", "tilemoe-dh-over-h", "tilemoe-small-peak", EAGER)
     both = lambda one: f"{one.median('total_ms'):.2f} ms, {peak(one) / MIB:.0f} MiB"
     layers = [[layer, *(both(of[way]) for way in ways)] for layer, of in options.items()]
     one, other = next(iter(curve.values())), next(iter(options.values()))["tilemoe"]
+    which = ("from PyTorch" if "peak_bytes" in one.values
+             else "from C++ with `overwrite_H`; the peak includes H and the routing")
     return section(
         "Memory",
-        "Layer 7b-n256 from C++ with `overwrite_H`; the peak includes H and the routing.",
+        f"Layer 7b-n256 {which}.",
         table("`column_blocks` | peak, MiB | both passes, ms | slower", rows),
         source("memory", one),
         "From PyTorch, both passes:",
@@ -377,42 +397,72 @@ def memory():
 
 
 def expert_parallel():
+    """Compare ways to exchange tokens; more ranks have the same number of tokens each."""
     found = Results("expert_parallel").table_of("expert-parallel")
+    step = lambda one: one.median("step_ms")
+    times = {(layer.partition("/")[0], one.values["T"], one.values["ranks"], way): step(one)
+             for layer, of in found.items() for way, one in of.items()
+             if "step_ms" in one.values}  # fmt: skip
+    scaled = any(ranks > 2 for _, _, ranks, _ in times)
     rows = []
     for layer, of in found.items():
         for way, one in of.items():
             name, _, ctas = way.partition("@")
-            if name not in WAYS:  # more chunks, which are never faster
+            if name not in WAYS:  # more chunks, which are never faster, and the links
                 continue
-            plan = one.values.get("plan_bytes")
+            values, plan = one.values, one.values.get("plan_bytes")
             said = WAYS[name] + (f", {ctas} CTAs per SM" if ctas else "")
-            said += ", CUDA graph" if "graph" in one.values else ""
-            rows.append([layer.removesuffix("-graph"), one.values["T"], said,
-                         f"{one.median('step_ms'):.2f}", f"{one.median('time_over_own'):.2f}",
-                         f"{one.values['peak_bytes'] / GIB:.2f}",
+            said += ", CUDA graph" if values.get("in_graph", "graph" in values) else ""
+            layer = layer.partition("/")[0].removesuffix("-graph")
+            of_two = times.get((layer, values["T"], 2, way))
+            rows.append([layer, values["T"], *([values["ranks"]] if scaled else []), said,
+                         f"{step(one):.2f}", f"{one.median('time_over_own'):.2f}",
+                         *([f"{100 * of_two / step(one):.0f} %" if of_two else ""] * scaled),
+                         f"{values['peak_bytes'] / GIB:.2f}",
                          "" if plan is None else f"{plan / GIB:.2f}"])  # fmt: skip
-    first = next(iter(found.values()))["own"]
+    of = next(iter(found.values()))
+    links = of.get("links", of["own"])
+    titan = next((one["torchtitan"] for one in found.values() if "torchtitan" in one), of["own"])
+    header = ["layer", "T", *["GPUs"] * scaled, "exchange, TileMoE's with `capacity_factor=1.5`",
+              "both passes, ms", "time / that without communication",
+              *["speed / that on 2 GPUs"] * scaled, "peak, GiB", "plan, GiB"]  # fmt: skip
     return section(
         "Expert parallelism",
         "T tokens per GPU, time of the slowest rank; an all-gather sends "
-        f"{first.median('all_gather_gb_per_s'):.0f} GB/s per GPU.",
-        table("layer | T | exchange, TileMoE's with `capacity_factor=1.5` | both passes, ms | "
-              "time / that without communication | peak, GiB | plan, GiB", rows),
-        source("expert_parallel", first),
+        f"{links.median('all_gather_gb_per_s'):.0f} GB/s per GPU.",
+        table(header, rows),
+        source("expert_parallel", of["own"], titan),
     )  # fmt: skip
 
 
-def studied(processes=1):
-    """Return {experts: the fastest training of 40 layers on H200s}, the fastest first."""
+def trainings():
+    """Return [((device, layers, processes, ranks that share experts), measurement)].
+
+    The part of the results that is shown: the whole model on H200s, and what measure.py measured.
+    """
+    return [((one.device, one.values["layers"], one.values["processes"],
+              one.values.get("expert_parallel", 1)), one)
+            for one in Results("pretrain").of("pretrain-study").values()
+            if "tokens_per_s_and_process" in one.values  # it did not run out of memory
+            and ("item" in one.values or (one.device, one.values["layers"]) == ("NVIDIA H200", 40))
+            ]  # fmt: skip
+
+
+def best_of(configuration):
+    """Return {experts: the fastest training of a configuration}, the fastest first."""
     best = {}
-    for one in Results("pretrain").of("pretrain-study").values():
-        of = one.device, one.values["layers"], one.values["processes"]
-        if of != ("NVIDIA H200", 40, processes) or "tokens_per_s_and_process" not in one.values:
-            continue  # another configuration, or out of memory
+    for one in (one for of, one in trainings() if of == configuration):
         kept = best.setdefault(one.values["experts"], one)
         if tokens_per_day(one) > tokens_per_day(kept):
             best[one.values["experts"]] = one
     return dict(sorted(best.items(), key=lambda item: -tokens_per_day(item[1])))
+
+
+def studied():
+    """Return the trainings on one GPU by experts: those of measure.py, if it measured TileMoE."""
+    alone = [of for of, one in trainings() if of[2] == 1 and "item" in one.values
+             and len(best_of(of)) > 1 and "tilemoe" in best_of(of)]  # fmt: skip
+    return best_of(alone[0] if alone else ("NVIDIA H200", 40, 1, 1))
 
 
 def tokens_per_day(one):
@@ -424,38 +474,93 @@ NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterM
          "grouped_mm": "torch, compiled"}  # fmt: skip
 
 
-def training_row(one, ours):
-    values = one.values
-    return [NAMES[values["experts"]],
+def training_row(one, ours, of_one):
+    """Return the row of a training.
+
+    of_one: the speed per GPU divided by that of one GPU, a list of one cell or none.
+    """
+    values, shared = one.values, one.values.get("expert_parallel", 1)
+    named = NAMES[values["experts"]] + (f", experts shared by {shared}" if shared > 1 else "")
+    named += f", {values['layers']} layers" if values["layers"] != 40 else ""
+    faster = f"{tokens_per_day(ours) / tokens_per_day(one):.2f}x" if ours else ""
+    mfu = f"{100 * one.median('mfu'):.1f} %" if "mfu" in values else ""
+    return [named,
             *(values[key] for key in ("processes", "recompute", "micro_batch")),
-            f"{one.median('step_ms'):.0f}", f"{tokens_per_day(one):.2f}",
-            f"{100 * one.median('mfu'):.1f} %", f"{one.median('peak_bytes') / GIB:.0f}",
-            f"{tokens_per_day(ours) / tokens_per_day(one):.2f}x"]  # fmt: skip
+            f"{one.median('step_ms'):.0f}", f"{tokens_per_day(one):.2f}", mfu,
+            f"{one.median('peak_bytes') / GIB:.0f}", faster, *of_one]  # fmt: skip
 
 
 def training_speed():
-    rows, measurements = [], []
-    for processes in (1, 2, 4):
-        best = studied(processes)
-        rows += [training_row(one, best["tilemoe"]) for one in best.values()]
-        measurements += best.values()
-    commits = sorted({one.commit[:7] for one in measurements})
-    first = measurements[0]
-    conditions = (f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits "
-                  f"{', '.join(commits)}), torch {first.versions['torch']}: "
-                  "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
+    tables = []
+    configurations = sorted({of for of, _ in trainings()}, key=lambda of: (of[0], -of[1], *of[2:]))
+    for device in dict.fromkeys(of[0] for of in configurations):
+        rows, measurements = [], []
+        here = [of for of in configurations if of[0] == device]
+        scaled = [of[1] for of in here if of[2] > 1 and best_of((device, of[1], 1, 1))]
+        scaled = [layers for layers in scaled if layers != 40]
+        for of in here:
+            best, alone = best_of(of), best_of((device, of[1], 1, 1)).get("tilemoe")
+            for experts, one in best.items():
+                ratio = ""
+                if alone and experts == "tilemoe" and of[1] in scaled:
+                    ratio = f"{100 * tokens_per_day(one) / tokens_per_day(alone):.0f} %"
+                rows.append(training_row(one, best.get("tilemoe"), [ratio] if scaled else []))
+            measurements += best.values()
+        commits = sorted({one.commit[:7] for one in measurements})
+        first = measurements[0]
+        said = (f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits "
+                f"{', '.join(commits)}), torch {first.versions['torch']}: "
+                "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
+        header = ["experts", "GPUs", "recompute", "micro-batch", "step, ms",
+                  "billion tokens per day and GPU", "MFU", "peak, GiB", "TileMoE is faster by",
+                  *["speed per GPU / that of one"] * bool(scaled)]  # fmt: skip
+        tables += [table(header, rows), paragraph(said)]
     return section(
         "Training speed",
         "A 7B model with 40 MoE layers, each implementation at its fastest measured setting "
         "([more](../examples/pretrain/results.md)).",
-        table("experts | GPUs | recompute | micro-batch | step, ms | "
-              "billion tokens per day and GPU | MFU | peak, GiB | TileMoE is faster by", rows),
-        paragraph(conditions),
+        *tables,
+    )
+
+
+def rounding_of_layers(found):
+    """Compare token rounding with top-K on layers of real sizes."""
+    kernels = lambda one: sum(one.values[f"kernels_{way}_ms"] for way in PASSES)
+    share = lambda one, key: f"{100 * one.values[key] / (one.values['T'] * one.values['K']):.2f} %"
+    rows = []
+    for layer, of in found.items():
+        plain = of["top-k"]
+        for rule, one in of.items():
+            rows.append([layer, rule, passes(one), f"{kernels(one):.2f}",
+                         f"{kernels(plain) / kernels(one):.3f}x",
+                         times_faster(one, plain, "forward_ms"),
+                         times_faster(one, plain, "backward_ms"),
+                         share(one, "dropped"), share(one, "added")])  # fmt: skip
+    return section(
+        "Token rounding",
+        "\"vs\" is top-K's time divided by the rule's; m = 128.",
+        table("layer | rule | ms | kernels, ms | kernels vs top-K | forward vs top-K | "
+              "backward vs top-K | pairs dropped | pairs added", rows),
+        source("rounding", next(iter(found.values()))["top-k"]),
+        *routing_alone(),
     )  # fmt: skip
+
+
+def routing_alone():
+    """Return the table of the routing's time and its source."""
+    routings = Results("routing").table_of("routing")
+    us = lambda one: f"{1000 * one.median('ms'):.1f}"
+    routed = [[layer, us(of["top_k and route"]), us(of["rounded, nearest"])]
+              for layer, of in routings.items()]  # fmt: skip
+    first = next(iter(routings.values()))["route"]
+    return ["The routing alone, us:", table("layer | top-K | `nearest`", routed),
+            source("routing", first)]  # fmt: skip
 
 
 def rounding():
     """Report the time that token rounding saves."""
+    if layers_of := Results("rounding").table_of("rounding-layer"):
+        return rounding_of_layers(layers_of)
     found = Results("rounding").of("rounding-time")
     rows = []
     for name, plain in found.items():
@@ -475,20 +580,13 @@ def rounding():
                      gain("forward_ms"), gain("backward_ms"),
                      steps])  # fmt: skip
     one = next(iter(found.values()))
-    routings = Results("routing").table_of("routing")
-    us = lambda one: f"{1000 * one.median('ms'):.1f}"
-    routed = [[layer, us(of["top_k and route"]), us(of["rounded, nearest"])]
-              for layer, of in routings.items()]  # fmt: skip
-    first = next(iter(routings.values()))["route"]
     return section(
         "Token rounding",
         "The time with top-K divided by that with `rounding=\"nearest\"`, m = 128.",
         table("[model](../examples/pretrain/reference.md#configurations) | tiles per expert | T | "
               "forward kernels, per pair | forward | backward | training step", rows),
         source("rounding", one),
-        "The routing alone, us:",
-        table("layer | top-K | `nearest`", routed),
-        source("routing", first),
+        *routing_alone(),
     )
 
 
@@ -546,6 +644,7 @@ STAGES = {"test": "C++ tests and `tilemoe check`", "torch": "PyTorch package",
           "sizes": "layers of full size, against float64",
           "huge": "operands of more than 2^31 elements", "two-gpus": "two GPUs",
           "one-gpu-ranks": "expert parallelism, ranks of one GPU",
+          "ranks": "expert parallelism, links between GPUs",
           "repeat": "the same bits 1000 times", "ptx": "kernels compiled from PTX by the driver",
           **{f"sanitize-{part}": f"compute-sanitizer, part {part}" for part in range(1, 5)}}
 RAN, FAILED = ("tests", "cases", "passed"), ("failures", "errors", "hazards")
@@ -574,6 +673,8 @@ def tests():
     rows = []
     for stage, name in STAGES.items():
         found = list(file.of(stage).values())
+        if not found:  # the stage has not run
+            continue
         ran = map(sum, zip(*(counts(one.values) for one in found)))
         seconds = sum(one.values.get("seconds", 0) for one in found)
         one = found[0]
@@ -593,8 +694,28 @@ def tests():
     )
 
 
+def jax():
+    """Compare tilemoe.jax with PyTorch and with jax.lax.ragged_dot."""
+    found = Results("jax").of("jax/time")
+    rows = []
+    for name, one in found.items():
+        times = one.values
+        rows.append([name.removeprefix("time-"), f"{times['tilemoe.jax ms']:.2f}",
+                     f"{times['tilemoe (torch) ms']:.2f}", times["ragged_dot's tokens"],
+                     f"{times['ragged_dot per token']:.1f}x"])  # fmt: skip
+    return section(
+        "JAX",
+        "Both passes; `ragged_dot` per token, at the T that its memory permits.",
+        table("layer | `tilemoe.jax`, ms | from PyTorch, ms | T of `ragged_dot` | vs `ragged_dot`",
+              rows),
+        source("jax", next(iter(found.values()))),
+    )  # fmt: skip
+
+
 SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adapters, activations,
-            quantized, codes, cpu, rounding, archs, limits, router, small_model, wheel, tests)  # fmt: skip
+            quantized, codes, cpu, rounding, archs, limits, router,
+            *([jax] if (RESULTS / "jax.jsonl").exists() else []),
+            small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results
 
 [`benchmarks/results_page.py`](../benchmarks/results_page.py) generates this page from
@@ -634,7 +755,7 @@ def readme_table():
     header = [f"one layer, {device}, bf16, T = {ours.values['T']:,}", "ms", *VS_PEERS,
               "peak memory vs sonic-moe"]  # fmt: skip
     said = ("Forward and backward, router included; \"x\" is the peer's time divided by TileMoE's. "
-            f"{measured(ours, sonic)}. [More results](docs/results.md).")  # fmt: skip
+            f"{measured(ours, sonic, shown=SHOWN[:-1])}. [More results](docs/results.md).")  # fmt: skip
     return table(header, rows) + "\n\n" + paragraph(said)
 
 

@@ -115,16 +115,21 @@ def fsdp(machine, folder):
         return item_of(machine, name, words, 150, lambda _: trained(file), gpus=processes)
 
     counts = numbers_of_gpus(machine)
-    words = [EXAMPLE / "corpus.py", corpus, *(ROOT / name for name in TEXT),
-             "--vocabulary", "16384"]
     return [
-        item_of(machine, "corpus", words, 60, lambda _: tokens_in(corpus), gpus=1),
+        corpus_item(machine, corpus),
         *(item(f"7b-{count}-gpus", count, BATCH, []) for count in counts),
         item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1], SHARED_BATCH,
              ["--expert-parallel", "2", "--places", "1.5"]),
         *(item(f"{SHORT}-layers-{count}-gpus", count, SHORT_BATCH, ["--layers", str(SHORT)])
           for count in (1, *counts)),
     ]
+
+
+def corpus_item(machine, corpus):
+    """Return an item that makes a corpus of the repository's text."""
+    words = [EXAMPLE / "corpus.py", corpus, *(ROOT / name for name in TEXT), "--vocabulary",
+             "16384"]
+    return item_of(machine, "corpus", words, 60, lambda _: tokens_in(corpus), gpus=1)
 
 
 def tokens_in(corpus):

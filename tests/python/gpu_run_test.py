@@ -6,10 +6,9 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
-import zipfile
 
+from gpu_machine import INFO, StandIns
 from processes import has_ended, text_of, until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -18,28 +17,13 @@ sys.path += [str(RUN.parent), str(ROOT / "python" / "tilemoe" / "bench")]
 import records
 import several_gpus
 import stages
-INFO = """echo '{"version": "0.2.0", "commit": "0123abcd", "backends": [{"name": "cpu"}]}'"""
 
 
-class GpuRun(unittest.TestCase):
+class GpuRun(StandIns):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-        self.program("tilemoe", f'if [ "$1" = info ]; then {INFO}; else echo "3 cases, 0 failures"; fi')
+        super().setUp()
         self.program("cuda_some_test", self.counts(failures=0))
         self.program("example_layer_cuda", "echo O differs by 3e-3")
-        self.gpus(1)
-
-    def program(self, name, script, place="programs"):
-        file = self.folder / place / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(f"#!/bin/bash\necho $0 >>{self.folder}/ran\n{script}\n")
-        file.chmod(0o755)
-
-    def gpus(self, count, mib=81559):
-        answer = f'[[ "$1" = *memory.total* ]] && echo "{mib} MiB" || echo "Stand-in, 1.0, 100 MHz, 5 W"'
-        self.program("nvidia-smi", "\n".join([answer] * count), place="tools")
 
     def counts(self, failures, skipped="RunsOnTwoDevicesAtOnce", tests=7):
         suites = json.dumps({"tests": tests, "failures": failures, "testsuites": [
@@ -58,9 +42,6 @@ class GpuRun(unittest.TestCase):
         """{item: values} of a stage's results file."""
         self.lines = records.read(self.folder / out / f"{stage}.jsonl")
         return {one.name.removeprefix(stage + "/"): one.values for one in self.lines}
-
-    def runs_of(self, name):
-        return sum(line.endswith("/" + name) for line in (self.folder / "ran").read_text().split())
 
     def test_writes_what_ran_and_where(self):
         said = self.run_stages("test")
@@ -303,18 +284,6 @@ class GpuRun(unittest.TestCase):
         said = self.run_stages("huge")
         self.assertIn("huge, deepseek-v3.2: skipped: requires 60 GiB of GPU memory", said.stdout)
         self.assertEqual(said.returncode, 1)
-
-    def wheel(self, name, **files):
-        """A wheel with these modules; what a test calls torch is only there to be found."""
-        file = self.folder / f"{name}-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(file, "w") as archive:
-            for module, source in files.items():
-                archive.writestr(f"{module}.py", source)
-            folder = f"{name}-1.0.dist-info"
-            archive.writestr(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-            archive.writestr(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            archive.writestr(f"{folder}/RECORD", "")
-        return file
 
     def test_runs_the_package_from_its_wheel(self):
         """Every layer's command finds what the wheels have; two-gpus requires two GPUs."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 import sys
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tilemoe
 from tilemoe import _library, state_dict
 from tilemoe.bench import check, cli, huggingface_config, kernels, machine, measure, memory
-from tilemoe.bench import peers, records, report, router, session
+from tilemoe.bench import peers, records, report, rounding, router, session
 from tilemoe.bench.measure import CpuClock, LeftOut
 from tilemoe.bench.problem import CASES, Case, Problem
 
@@ -716,3 +717,37 @@ def test_the_router_next_to_the_linear_layer(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(router, "linear", lambda x, weight, dtype: x.new_zeros(len(x), 32))
     with pytest.raises(ValueError, match="linear_ms: the logits differ"):
         router.main(words)
+
+
+def test_rounding_is_compared_with_top_k(tmp_path, capsys):
+    file = tmp_path / "rounding.jsonl"
+    words = ["cpu-t512", "--tokens", "300", "--device", "cpu", "--rounds", "2", "--rules", "top-k",
+             "nearest", "up", "--json", str(file)]  # fmt: skip
+    assert rounding.main(words) == 0
+    found = {one.name.removeprefix("rounding-layer/cpu-t512/"): one for one in records.read(file)}
+    assert list(found) == ["top-k", "nearest", "up"]
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    for rule, one in found.items():
+        values = one.values
+        assert values["T"] == 300 and values["rule"] == rule
+        assert values["forward_ms"][0] > 0 < values["backward_ms"][0]
+        assert values["rows"] == 300 * 4 - values["dropped"] + values["added"]
+        assert rule == "top-k" or values["rows"] % 128 == 0
+    assert found["top-k"].values["dropped"] == found["top-k"].values["added"] == 0
+    assert found["nearest"].values["dropped"] > 0 == found["up"].values["dropped"]
+    with pytest.raises(SystemExit):
+        rounding.main(["teleport"])
+
+
+@pytest.mark.parametrize("name", ["python_packages", "dsl_packages"])
+def test_a_peers_folder_has_the_modules_of_cutes_dsl(tmp_path, name):
+    """In one folder until 4.6, and in another since 4.7."""
+    deeper = tmp_path / "nvidia_cutlass_dsl" / name
+    deeper.mkdir(parents=True)
+    path = session.Place(packages=tmp_path).environment()["PYTHONPATH"]
+    assert path.split(os.pathsep) == [str(tmp_path), str(deeper)]
+
+
+def test_sonic_moe_chooses_its_tiles_again():
+    variables = peers.SonicMoE.variables({})
+    assert variables == {"QUACK_FORCE_CACHE_UPDATE": "1", "QUACK_PRINT_AUTOTUNING": "1"}

@@ -64,8 +64,9 @@ class Place:
         if self.packages is None:
             return dict(os.environ)
         # The modules of CuTe's DSL are in a subfolder, which pip lists in a .pth file.
-        deeper = self.packages / "nvidia_cutlass_dsl" / "python_packages"
-        path = [str(folder.resolve()) for folder in (self.packages, deeper) if folder.is_dir()]
+        deeper = [self.packages / "nvidia_cutlass_dsl" / name
+                  for name in ("python_packages", "dsl_packages")]  # the second since 4.7
+        path = [str(folder.resolve()) for folder in (self.packages, *deeper) if folder.is_dir()]
         others = {k: v for k, v in os.environ.items() if k != "TILEMOE_LIBRARY_DIR"}
         return {**others, "PYTHONPATH": os.pathsep.join(path)}
 

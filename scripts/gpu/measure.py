@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Measure the results files again on a GPU machine, part by part.
+
+  scripts/gpu/measure.py --list                      # parts, seconds, files, and what is current
+  scripts/gpu/measure.py --programs DIR --wheel WHEEL --packages DIR --peers DIR --out OUT
+  scripts/gpu/measure.py --merge OUT/measured.jsonl  # into benchmarks/results
+
+The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
+one GPU, and one with several GPUs the parts of several. A part ends within 10 minutes; a part that
+would not end within --seconds is not started. An item whose line in benchmarks/results has the hash
+of the present sources is current and is skipped, so that an interrupted command continues after
+--merge. The build and the wheel must be of the present sources.
+
+OUT has two files: measured.jsonl, written after each item, and log.txt, what the programs printed,
+for example the tiles that sonic-moe chose. --peers is a folder of packages (pip install --target):
+sonic-moe with the newest quack, sonic-moe-release with quack 0.3.11, and scattermoe. The exit status
+is 1 if an item failed or was skipped without --seconds being over.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import sys
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
+import groups
+import parts
+import run
+from parts import PARTS, ROOT, digest, records
+from stages import AT_ONCE
+
+RESULTS = ROOT / "benchmarks" / "results"
+HELPERS = ("compile", "corpus")  # items that measure nothing: they run before others that do
+PART_LIMIT_S = 600
+LOG_CHARACTERS = 20_000  # of an item
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+class Results:
+    """Lines of the results files, and which items are current."""
+
+    def __init__(self, folder):
+        self.folder, self.digests = folder, {}
+
+    def lines(self, file):
+        path = self.folder / f"{file}.jsonl"
+        return records.read(path) if path.exists() else []
+
+    def digest(self, part):
+        if part.sources not in self.digests:
+            self.digests[part.sources] = digest(part.sources)
+        return self.digests[part.sources]
+
+    def current(self, part):
+        """Return the names of the part's items whose lines have the hash of the sources."""
+        wanted = self.digest(part)
+        return {one.values["item"].partition("/")[2] for one in self.lines(part.file)
+                if one.values.get("item", "").startswith(f"{part.name}/")
+                and one.values.get("sources") == wanted}
+
+    def owned(self, part):
+        """Return the lines of the part's file that the part writes."""
+        found = [one for one in self.lines(part.file) if parts.re.match(part.owns, one.name)]
+        return [one for one in found
+                if one.values.get("item", f"{part.name}/").startswith(f"{part.name}/")]
+
+
+def measuring(items):
+    return [item for item in items if item.name not in HELPERS]
+
+
+def state(part, results, gpus=None):
+    """Return a sentence, and whether all items are current."""
+    items = measuring(part.items(parts.supposed(part, gpus), pathlib.Path("absent")))
+    current = results.current(part)
+    count = sum(item.name in current for item in items)
+    if count == len(items):
+        return "current", True
+    commits = sorted({one.commit[:7] for one in results.owned(part)})
+    older = f"; lines of {', '.join(commits)}" if commits else ""
+    return f"{count} of {len(items)} items are current{older}", False
+
+
+def plan(results, names):
+    """Print the plan, and return 0."""
+    print(f"{'part':14} {'GPUs':>4} {'s':>5} {'sum':>5}  {'file':16} state")
+    total = 0
+    for part in (PARTS[name] for name in names or PARTS):
+        text, done = state(part, results)
+        total += 0 if done or part.gpus > 1 else part.seconds
+        summed = total if part.gpus == 1 else ""
+        print(f"{part.name:14} {part.gpus:4} {part.seconds:5} {summed:>5}  {part.file:16} {text}")
+    return 0
+
+
+def merge(files, results):
+    """Put measured lines into the results files; return 0."""
+    new = {}
+    for file in files:
+        for one in records.read(file):
+            new.setdefault(one.values["item"].partition("/")[0], []).append(one)
+    for name, lines in new.items():
+        part = PARTS[name]
+        items, names = {one.values["item"] for one in lines}, {one.name for one in lines}
+        kept = [one for one in results.lines(part.file)
+                if one.values.get("item") not in items and one.name not in names]
+        records.write(results.folder / f"{part.file}.jsonl", ordered(part, kept + lines))
+        text, done = state(part, results)
+        if done:  # lines that the part no longer measures
+            wanted = results.digest(part)
+            old = {one.name for one in results.owned(part) if one.values.get("sources") != wanted}
+            kept = [one for one in results.lines(part.file) if one.name not in old]
+            records.write(results.folder / f"{part.file}.jsonl", kept)
+            text += f"; {len(old)} older lines were removed" if old else ""
+        devices = {one.device for one in results.owned(part) if "item" in one.values}
+        mixed = f"; warning: measured on {' and '.join(sorted(devices))}" * (len(devices) > 1)
+        print(f"{name}: {text}{mixed}")
+    print("now run benchmarks/results_page.py and benchmarks/pictures.py")
+    return 0
+
+
+def ordered(part, lines):
+    """Sort lines of a file's parts by part and item; lines without an item stay first."""
+    order = {}
+    for one in PARTS.values():
+        if one.file == part.file:
+            for item in one.items(parts.supposed(one), pathlib.Path("absent")):
+                order.setdefault(f"{one.name}/{item.name}", len(order))
+    return sorted(lines, key=lambda one: order.get(one.values.get("item"), -1))
+
+
+class Output:
+    """The files measured.jsonl and log.txt, complete after each item."""
+
+    def __init__(self, folder):
+        self.folder, self.lines = folder, []
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = (folder / "log.txt").open("a")
+
+    def add(self, part, item, result, facts, sources, output):
+        """Add the lines of an item; those of a failed one lack the hash of the sources."""
+        of_item = {"item": f"{part.name}/{item.name}"}
+        if result["status"] == "passed":
+            of_item["sources"] = sources
+        else:
+            of_item["status"] = result["status"]
+        status, *measured = run.measurements_of(part.name, item, result, facts)
+        found = [status] if part.keeps_status else []
+        for one in measured:
+            tagged = dataclasses.replace(one, values=one.values | of_item)
+            found += part.lines(tagged)
+        self.lines += [dataclasses.replace(one, values=one.values | of_item) for one in found]
+        records.write(self.folder / "measured.jsonl", self.lines)
+        self.log.write(f"== {part.name}/{item.name}: {result['status']}\n"
+                       f"{output[-LOG_CHARACTERS:]}\n")
+        self.log.flush()
+
+
+def measure(part, machine, facts, work, results, output, environment, end):
+    """Measure the items of a part that are not current; return a sentence for each failure."""
+    folder, failed = work / part.name, []
+    folder.mkdir(parents=True, exist_ok=True)
+    current, items = results.current(part), part.items(machine, folder)
+    end = min(end, time.monotonic() + PART_LIMIT_S)
+
+    def result_of(item):
+        if item.missing:
+            return {"status": f"skipped: {item.missing}"}
+        left = end - time.monotonic()
+        if left < 5:
+            return {"status": "not started: the time is over"}
+        return run.run_item(item, folder, environment, min(item.limit_s, left))
+
+    items = [item for item in items if item.name not in current]
+    with ThreadPoolExecutor(AT_ONCE.get(part.name, 1)) as pool:
+        begun = [pool.submit(result_of, item) for item in items]
+        for item, future in zip(items, groups.in_order(begun)):
+            result = future.result()
+            say(f"  {item.name}: {result['status']}, {result.get('seconds', 0)} s")
+            log = folder / f"{item.name}.log"
+            said = log.read_text() if log.exists() and "seconds" in result else ""
+            output.add(part, item, result, facts, results.digest(part), said)
+            if result["status"] != "passed":
+                failed.append(f"{part.name}, {item.name}: {result['status']}")
+    return failed
+
+
+def commit_of(wheel):
+    """Return the commit in a wheel, or None."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith("commit.txt")]
+        return archive.read(names[0]).decode().strip() if names else None
+
+
+def work(args, results):
+    """Measure parts on this machine; return the exit status."""
+    groups.end_together()
+    began = time.monotonic()
+    environment = {key: value for key, value in os.environ.items()
+                   if key not in ("TILEMOE_ARCH", "TILEMOE_KIT")}
+    libraries = (args.programs / "lib").resolve()
+    if libraries.is_dir():
+        path = [str(libraries), environment.get("LD_LIBRARY_PATH")]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, path))
+    place = args.work.resolve()
+    given = argparse.Namespace(out=place, programs=args.programs, wheel=args.wheel,
+                               packages=args.packages)
+    machine, facts = run.prepared(given, environment)
+    machine.peers = args.peers.resolve() if args.peers else None
+    if (built := commit_of(args.wheel)) not in (None, facts["commit"]):
+        sys.exit(f"measure.py: error: the wheel is of commit {built}, the programs are of "
+                 f"{facts['commit']}")
+    several, output, failed = len(machine.gpus) > 1, Output(args.out), []
+    chosen = args.parts or [name for name, part in PARTS.items() if (part.gpus > 1) == several]
+    for part in (PARTS[name] for name in chosen):
+        text, done = state(part, results, len(machine.gpus))
+        if done:
+            say(f"{part.name}: {text}")
+            continue
+        left = args.seconds - (time.monotonic() - began)
+        if part.seconds > left:
+            say(f"{part.name}: not started: {part.seconds} s expected, {max(left, 0):.0f} s left")
+            continue
+        say(f"{part.name}: {part.seconds} s expected")
+        failed += measure(part, machine, facts, place, results, output, environment,
+                          began + args.seconds)
+    print("\n".join(failed or ["every item that was started has passed"]))
+    return 1 if failed else 0
+
+
+def parsed():
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    add("--list", action="store_true", help="print the plan and exit")
+    add("--merge", nargs="+", type=pathlib.Path, metavar="FILE",
+        help="put these measurements into benchmarks/results and exit")
+    add("--programs", type=pathlib.Path, help="folder of a build, or of an unpacked pack.sh")
+    add("--wheel", type=pathlib.Path, help="wheel of the PyTorch package")
+    add("--packages", type=pathlib.Path, help="folder of wheels (packages.sh)")
+    add("--peers", type=pathlib.Path, help="folder of the compared packages")
+    add("--out", type=pathlib.Path, help="folder of measured.jsonl and log.txt")
+    add("--results", type=pathlib.Path, default=RESULTS,
+        help="folder of the results files (default: benchmarks/results)")
+    add("--work", type=pathlib.Path, default=ROOT / "build" / "gpu" / "parts",
+        help="folder of the programs' files (default: build/gpu/parts)")
+    add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
+    args = parser.parse_args()
+    if unknown := [name for name in args.parts if name not in PARTS]:
+        parser.error(f"part must be one of {', '.join(PARTS)}, got {unknown[0]!r}")
+    if not (args.list or args.merge) and not (args.programs and args.wheel and args.out):
+        parser.error("--programs, --wheel and --out are required to measure")
+    return args
+
+
+def main():
+    args = parsed()
+    results = Results(args.results)
+    if args.list:
+        return plan(results, args.parts)
+    if args.merge:
+        return merge(args.merge, results)
+    return work(args, results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

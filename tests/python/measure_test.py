@@ -1,0 +1,264 @@
+"""scripts/gpu/measure.py on stand-ins for the GPU and the programs: what it measures, skips, resumes
+and merges. Without torch."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+from gpu_machine import StandIns
+from processes import text_of, until
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MEASURE = ROOT / "scripts" / "gpu" / "measure.py"
+sys.path += [str(MEASURE.parent), str(ROOT / "python" / "tilemoe" / "bench")]
+import measure
+import parts
+import records
+
+# tilemoe_kernels: one line in the file of its last argument, named after the layer.
+WRITES = """for file; do :; done
+[ -e "$0.fails-$3" ] && exit 3
+[ -e "$0.waits-$3" ] && sleep 50
+echo '{"name": "kernels/'$3'/forward", "device": "Stand-in", "versions": {}, "commit": "0123abcd", "values": {"ms": 1}}' >"$file"
+echo chose a tile for $3"""
+
+
+class Measure(StandIns):
+    def setUp(self):
+        super().setUp()
+        self.program("tilemoe_kernels", WRITES)
+        self.made = self.wheel("tilemoe")
+        self.results = self.folder / "results"
+        self.results.mkdir()
+
+    def command(self, *arguments):
+        return [sys.executable, MEASURE, "--programs", self.folder / "programs", "--wheel",
+                self.made, "--work", self.folder / "work", "--out", self.folder / "out",
+                "--results", self.results, *arguments]
+
+    def environment(self):
+        (self.folder / "here").mkdir(exist_ok=True)
+        (self.folder / "here" / "torch.py").touch()  # only to be found
+        return {**os.environ, "PATH": f"{self.folder / 'tools'}:/usr/bin:/bin",
+                "PYTHONPATH": str(self.folder / "here")}
+
+    def run_parts(self, *arguments, out=True):
+        if out:
+            shutil.rmtree(self.folder / "out", ignore_errors=True)  # as a new machine
+        return subprocess.run(self.command(*arguments), text=True, capture_output=True, timeout=90,
+                              env=self.environment())
+
+    def lines(self, file="out/measured.jsonl"):
+        return records.read(self.folder / file)
+
+    def merge(self):
+        said = self.run_parts("--merge", self.folder / "out" / "measured.jsonl", out=False)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        return said.stdout
+
+    def marker(self, kind, layer):
+        return self.folder / "programs" / f"tilemoe_kernels.{kind}-{layer}"
+
+    def test_measures_merges_and_is_current(self):
+        said = self.run_parts("kernels")
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        names = [one.name for one in self.lines()]
+        self.assertEqual(len(names), 15)
+        self.assertIn("kernels/7b-n256-zipf/forward", names)
+        for one in self.lines():
+            self.assertEqual(one.values["item"], f"kernels/{one.name.split('/')[1]}")
+            self.assertRegex(one.values["sources"], r"\A[0-9a-f]{10}\Z")
+        self.assertIn("== kernels/olmoe: passed\nchose a tile for olmoe",
+                      (self.folder / "out" / "log.txt").read_text())
+        self.assertIn("kernels: current", self.merge())
+        self.assertEqual(self.lines("results/kernels.jsonl"), self.lines())
+        ran = self.runs_of("tilemoe_kernels")
+        said = self.run_parts("kernels")
+        self.assertIn("kernels: current", said.stderr)
+        self.assertEqual(self.runs_of("tilemoe_kernels"), ran)
+        self.assertRegex(self.run_parts("--list", "kernels").stdout, r"kernels\s.* current\n")
+
+    def test_repeats_only_what_failed(self):
+        self.marker("fails", "olmoe").touch()
+        said = self.run_parts("kernels")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("kernels, olmoe: exit status 3", said.stdout)
+        self.assertIn("kernels: 14 of 15 items are current", self.merge())
+        self.marker("fails", "olmoe").unlink()
+        ran = self.runs_of("tilemoe_kernels")
+        self.assertEqual(self.run_parts("kernels").returncode, 0)
+        self.assertEqual(self.runs_of("tilemoe_kernels"), ran + 1)
+        self.assertIn("kernels: current", self.merge())
+        names = [one.name.split("/")[1] for one in self.lines("results/kernels.jsonl")]
+        self.assertEqual(names.index("olmoe"), 4, "the part's order, not that of the runs")
+
+    def test_an_interruption_keeps_what_was_measured(self):
+        self.marker("waits", "olmoe").touch()
+        with subprocess.Popen(self.command("kernels"), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, env=self.environment()) as command:
+            until(lambda: text_of(self.folder / "out" / "log.txt").count("passed") == 4)
+            command.terminate()
+            self.assertEqual(command.wait(timeout=20), 128 + signal.SIGTERM)
+        self.assertEqual(len(self.lines()), 4)
+        self.assertIn("kernels: 4 of 15 items are current", self.merge())
+        self.marker("waits", "olmoe").unlink()
+        self.run_parts("kernels")
+        self.assertEqual(len(self.lines()), 11)
+        self.assertIn("kernels: current", self.merge())
+
+    def test_older_lines_go_when_the_part_is_complete(self):
+        older = [records.Measurement(f"kernels/{layer}/forward", "a GPU", {}, "0abcdef", {"ms": 2})
+                 for layer in ("olmoe", "of-no-item")]
+        other = records.Measurement("gemm/olmoe", "a GPU", {}, "0abcdef", {"ms": 2})
+        records.write(self.results / "kernels.jsonl", [*older, other])
+        self.assertIn("lines of 0abcdef", self.run_parts("--list", "kernels").stdout)
+        self.marker("fails", "wide").touch()
+        self.run_parts("kernels")
+        self.merge()
+        found = {one.name: one for one in self.lines("results/kernels.jsonl")}
+        self.assertEqual(found["kernels/olmoe/forward"].values["ms"], 1)
+        self.assertIn("kernels/of-no-item/forward", found)
+        self.marker("fails", "wide").unlink()
+        self.run_parts("kernels")
+        self.assertIn("1 older lines were removed", self.merge())
+        found = {one.name for one in self.lines("results/kernels.jsonl")}
+        self.assertEqual(len(found), 16)
+        self.assertIn("gemm/olmoe", found, "it is not the part's")
+
+    def test_a_part_without_time_is_not_started(self):
+        said = self.run_parts("--seconds", "30", "kernels", "routing")
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn("kernels: not started: 150 s expected", said.stderr)
+        self.assertIn("  routing: ", said.stderr)
+        self.assertEqual({one.values["item"] for one in self.lines()}, {"routing/routing"})
+
+    def test_says_what_is_missing(self):
+        said = self.run_parts("peers")
+        self.assertEqual(said.returncode, 1)
+        self.assertIn("peers, olmoe: skipped: --peers has no folder sonic-moe", said.stdout)
+        said = self.run_parts("ranks")
+        self.assertIn("ranks, pull: skipped: this", said.stdout)
+        self.assertIn("part must be one of", self.run_parts("nothing").stderr)
+        with zipfile.ZipFile(self.made, "a") as archive:
+            archive.writestr("tilemoe/commit.txt", "7654321\n")
+        said = self.run_parts("kernels")
+        self.assertIn("the wheel is of commit 7654321, the programs are of 0123abcd", said.stderr)
+
+    def test_several_gpus_have_their_own_parts(self):
+        for gpus, word, other in ((1, "kernels: ", "ranks: "), (2, "ranks: ", "kernels: ")):
+            self.gpus(gpus)
+            said = self.run_parts("--seconds", "0").stderr
+            self.assertIn(f"\n{word}not started", said)
+            self.assertNotIn(f"\n{other}", said)
+
+
+class Sources(unittest.TestCase):
+    def test_comments_do_not_count(self):
+        code = lambda name, text: parts.without_comments(name, text)
+        self.assertEqual(code("a.py", '"""Doc."""\nx = 1  # why\n\n# more\ndef f():\n    "s"\n    return "#"\n'),
+                         'x = 1\ndef f():\nreturn "#"')
+        self.assertEqual(code("a.h", "// why\nint x = 1;  // more\n\n#include <a>\n"),
+                         "int x = 1;\n#include <a>")
+        self.assertEqual(code("b.py", 'def f():\n    """One\n    two."""\n    g(\n        "kept",\n    )\n'),
+                         'def f():\ng(\n"kept",\n)')
+
+    def test_a_digest_is_of_code_that_runs_on_gpus(self):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        for name in ("src/cuda/a.cu", "src/cpu/b.cpp"):
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_text("int x;\n")
+        patterns = ("src/**/*.cu", "src/**/*.cpp")
+        first = parts.digest(patterns, folder)
+        (folder / "src/cpu/b.cpp").write_text("int y;\n")
+        (folder / "src/cuda/a.cu").write_text("int x;  // why\n")
+        self.assertEqual(parts.digest(patterns, folder), first)
+        (folder / "src/cuda/a.cu").write_text("int y;\n")
+        self.assertNotEqual(parts.digest(patterns, folder), first)
+
+    def test_every_pattern_names_files(self):
+        for part in parts.PARTS.values():
+            for pattern in part.sources:
+                self.assertTrue(any(ROOT.glob(pattern)), pattern)
+
+
+class Parts(unittest.TestCase):
+    def items(self, part):
+        return part.items(parts.supposed(part), pathlib.Path("absent"))
+
+    def test_are_parts_of_the_results(self):
+        for part in parts.PARTS.values():
+            names = [item.name for item in self.items(part)]
+            self.assertEqual(len(set(names)), len(names), part.name)
+            self.assertTrue(measure.measuring(self.items(part)), part.name)
+            self.assertLessEqual(part.seconds, measure.PART_LIMIT_S)
+            for item in self.items(part):
+                self.assertLessEqual(item.limit_s, measure.PART_LIMIT_S)
+
+    def test_own_different_lines(self):
+        for file in sorted(measure.RESULTS.glob("*.jsonl")):
+            owners = [one for one in parts.PARTS.values() if one.file == file.stem]
+            for line in records.read(file) if owners else []:
+                of = [one.name for one in owners if parts.re.match(one.owns, line.name)]
+                self.assertLessEqual(len(of), 1, line.name)
+
+    def test_the_first_twenty_minutes_are_the_peers_and_trainings(self):
+        first, total = [], 0
+        for part in parts.PARTS.values():
+            total += part.seconds
+            if total <= 1200 and part.gpus == 1:
+                first.append(part.name)
+        self.assertEqual(first[:3], ["peers", "rounding", "training"])
+        timed = [one.seconds for one in parts.PARTS.values()
+                 if one.gpus == 1 and not one.keeps_status]
+        self.assertLessEqual(sum(timed), 3600)
+
+    def line(self, name, **values):
+        return records.Measurement(name, "a GPU", {}, "0123456", values)
+
+    def test_lines_have_the_names_of_the_results(self):
+        (one,) = parts.of_decode(self.line("bench/qwen3-235b-t16/tilemoe", forward_ms=[1.0, 2.0, 3.0],
+                                           weight_bytes=3_000_000))
+        self.assertEqual(one.name, "decode/qwen3-235b/T=16/tilemoe")
+        self.assertEqual((one.values["forward_us"], one.values["limit_us"]), ([1e3, 2e3, 3e3], 1.0))
+        names = lambda found: [line.name for line in found]
+        self.assertEqual(names(parts.of_release(self.line("bench/olmoe/sonic-moe"))),
+                         ["release/olmoe/sonic-moe"])
+        self.assertEqual(names(parts.of_archs(self.line("bench/olmoe/tilemoe"))),
+                         ["archs/olmoe/tilemoe-sm90", "archs-scattermoe/olmoe/tilemoe-sm90"])
+        self.assertEqual(names(parts.of_archs(self.line("bench/olmoe/scattermoe"))),
+                         ["archs-scattermoe/olmoe/scattermoe"])
+        of = lambda item, peer: names(parts.of_memory(self.line(f"bench/olmoe/{peer}", item=item)))
+        self.assertEqual(of("memory/olmoe", "tilemoe"), ["memory-options/olmoe/tilemoe-dh-over-h"])
+        self.assertEqual(of("memory/olmoe", "tilemoe-keeps-h"), ["memory-options/olmoe/tilemoe"])
+        self.assertEqual(of("memory/blocks-4", "tilemoe"), ["memory-curve/olmoe/4"])
+
+    def test_a_training_has_the_layers_that_fit(self):
+        part = parts.PARTS["training"]
+        machine = parts.supposed(part)
+        layers = lambda: ["--layers" in item.command for item in part.items(machine, ROOT)[1:]]
+        self.assertEqual(layers(), [True] * 4)
+        machine.gpus = [143771]
+        self.assertEqual(layers(), [False] * 4)
+
+    def test_packages_of_a_training_are_on_its_path(self):
+        part = parts.PARTS["training"]
+        machine = parts.supposed(part)
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        deeper = folder / "sonic-moe" / "nvidia_cutlass_dsl" / "dsl_packages"
+        deeper.mkdir(parents=True)
+        machine.peers = folder
+        of = {item.name: item for item in part.items(machine, ROOT)}
+        path = next(word for word in of["sonic-moe-half-8"].command
+                    if str(word).startswith("PYTHONPATH="))
+        self.assertTrue(path.endswith(f":{folder / 'sonic-moe'}:{deeper}"), path)
+        self.assertEqual(of["scattermoe-blocks-16"].missing, "--wheel was not given")
+
+
+if __name__ == "__main__":
+    unittest.main()
