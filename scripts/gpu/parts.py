@@ -115,6 +115,11 @@ def peer_folders(machine, item, *peers, of="sonic-moe"):
     item.command += ["--packages", *map(str, words)]
 
 
+def cache(folder, of):
+    """Return the folder of compiled kernels: one for each quack, shared by the parts."""
+    return folder.parent / f"cache-{of}"
+
+
 def bench_item(machine, folder, name, words, against, limit_s=150, packages=(), of="sonic-moe"):
     file = folder / f"{name}.jsonl"
     item = machine.torch_item(
@@ -122,7 +127,7 @@ def bench_item(machine, folder, name, words, against, limit_s=150, packages=(), 
                "--json", file], limit_s, lambda _: records.read(file))
     if packages:
         peer_folders(machine, item, *packages, of=of)
-        item.command += ["--cache", folder / "cache"]
+        item.command += ["--cache", cache(folder, of)]
     return item
 
 
@@ -132,7 +137,7 @@ def compiled_first(machine, folder, layers, of):
                                           "--against", "sonic-moe", "--compile-only"], 300,
                               lambda _: {})
     peer_folders(machine, item, "sonic-moe", of=of)
-    item.command += ["--cache", folder / "cache"]
+    item.command += ["--cache", cache(folder, of)]
     return item
 
 
@@ -187,16 +192,17 @@ def training(machine, folder):
                  "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "1",
                  "--implementations", experts]
         words += [] if whole else ["--layers", str(SHORT_LAYERS)]
-        made = machine.torch_item(name, words, 150, lambda _: several_gpus.trained(file))
+        limit_s = 240 if experts == "sonic-moe" else 150  # it may have to compile
+        made = machine.torch_item(name, words, limit_s, lambda _: several_gpus.trained(file))
         if experts in ("sonic-moe", "scattermoe"):
-            with_packages(machine, made, experts)
+            with_packages(machine, made, experts, cache(folder, experts))
         return made
 
     return [several_gpus.corpus_item(machine, corpus), *(item(*one) for one in TRAININGS[whole])]
 
 
-def with_packages(machine, item, peer):
-    """Add the folder of a peer's packages to the item's PYTHONPATH."""
+def with_packages(machine, item, peer, compiled):
+    """Add the folder of a peer's packages to the item's PYTHONPATH, and that of its kernels."""
     folder = machine.peers / peer if getattr(machine, "peers", None) else None
     if folder is None or not folder.is_dir():
         item.missing = item.missing or f"--peers has no folder {peer}"
@@ -205,6 +211,8 @@ def with_packages(machine, item, peer):
     path = ":".join(map(str, [folder, *(one for one in deeper if one.is_dir())]))
     at = next(i for i, word in enumerate(item.command) if str(word).startswith("PYTHONPATH="))
     item.command[at] = f"{item.command[at]}:{path}"
+    item.command[at:at] = [f"QUACK_CACHE_DIR={compiled / 'quack'}",
+                           f"CUTE_DSL_CACHE_DIR={compiled / 'cute'}", "QUACK_CACHE_AUTOTUNING=1"]
 
 
 def decode(machine, folder):

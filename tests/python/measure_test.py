@@ -257,6 +257,8 @@ class Parts(unittest.TestCase):
         path = next(word for word in of["sonic-moe-half-8"].command
                     if str(word).startswith("PYTHONPATH="))
         self.assertTrue(path.endswith(f":{folder / 'sonic-moe'}:{deeper}"), path)
+        cached = f"QUACK_CACHE_DIR={ROOT.parent / 'cache-sonic-moe' / 'quack'}"
+        self.assertIn(cached, of["sonic-moe-half-8"].command)
         self.assertEqual(of["scattermoe-blocks-16"].missing, "--wheel was not given")
 
 

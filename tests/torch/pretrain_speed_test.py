@@ -103,8 +103,15 @@ def test_speed_is_measured_alternately(data, tmp_path, compared):  # noqa: F811
 
 @pytest.mark.long
 def test_speed_of_two_processes(data, tmp_path, compared):  # noqa: F811
-    status, _, err = compared(*options_of_speed(data, tmp_path, processes=2, rounds=1), "tilemoe")
+    """And of two that share the experts: other lines of the same file."""
+    options = options_of_speed(data, tmp_path, processes=2, rounds=1)
+    status, _, err = compared(*options, "tilemoe")
     assert status == 0, err
-    (line,) = records.read(tmp_path / "speed.jsonl")
-    assert line.name == of_tiny("tilemoe", 2)
-    check_speed(line.values, processes=2, rounds=1)
+    status, _, err = compared(*options, "tilemoe", "--expert-parallel", 2, "--places", 1.5)
+    assert status == 0, err
+    alone, shared = records.read(tmp_path / "speed.jsonl")
+    assert [alone.name, shared.name] == [of_tiny("tilemoe", 2), of_tiny("tilemoe", 2) + "-ep2"]
+    assert (alone.values["expert_parallel"], alone.values["places"]) == (1, None)
+    assert (shared.values["expert_parallel"], shared.values["places"]) == (2, 1.5)
+    for line in (alone, shared):
+        check_speed(line.values, processes=2, rounds=1)
