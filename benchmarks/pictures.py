@@ -7,6 +7,7 @@ python3 benchmarks/pictures.py --check     # status 1 if a picture differs from 
 
 import argparse
 import html
+import re
 import sys
 
 from results_page import (
@@ -24,6 +25,7 @@ from results_page import (
 )
 
 IMAGES = ROOT / "docs" / "images"
+PAGES = ROOT / "README.md", ROOT / "docs" / "index.md"
 WIDTH, HEIGHT = 660, 195
 LEFT, RIGHT = 122, 648  # where the bars start; where the axis and the right column end
 TOP, ROW, THICK = 60, 33, 20
@@ -72,7 +74,8 @@ def bars(theme, title, head, rows, digits):
     )
 
 
-def speed(theme):
+def training():
+    """Return what the first picture shows: a title without the unit, the unit, and the rows."""
     best = studied()
     ours = tokens_per_day(best["tilemoe"])
     rows = [
@@ -87,8 +90,20 @@ def speed(theme):
     gpu = one.device.removeprefix("NVIDIA ").split()[0]
     layers = one.values["layers"]
     model = "a 7B MoE" if layers == 40 else f"{layers} layers of a 7B MoE"
-    title = f"Training {model} on one {gpu}: billion tokens per day"
-    return bars(theme, title, "TileMoE is", rows, 2)
+    return f"Training {model} on one {gpu}", "billion tokens per day", rows
+
+
+def speed(theme):
+    title, unit, rows = training()
+    return bars(theme, f"{title}: {unit}", "TileMoE is", rows, 2)
+
+
+def alternative(text):
+    """Return a page with the text that replaces the first picture."""
+    title, unit, rows = training()
+    labels = ", ".join(label.replace(",", "") for label, _, _ in rows)
+    return re.sub(r'alt="[^"]*"(?= src="[a-z/]*speed-light.svg")',
+                  f'alt="{title}, in {unit}: {labels}"', text)  # fmt: skip
 
 
 def memory(theme):
@@ -125,6 +140,12 @@ def main(argv=None):
                 )
             if not args.check:
                 file.write_text(drawn)
+    for file in PAGES:
+        text = file.read_text()
+        if args.check and text != alternative(text):
+            sys.exit(f"pictures.py: error: {file.name} describes another picture; run pictures.py")
+        if not args.check:
+            file.write_text(alternative(text))
 
 
 if __name__ == "__main__":

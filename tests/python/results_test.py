@@ -113,6 +113,23 @@ class Pages(Copied):
         self.change("peers.jsonl", "bench/olmoe/sonic-moe")
         self.assertNotEqual(results_page.readme(text), written)
 
+    def test_readme_names_slower_passes(self):
+        path = self.folder / "peers.jsonl"
+        lines = {one.name: one for one in records.read(path)}
+        for layer, forward, backward in (("olmoe", 0.9, 2.0), ("qwen3-next", 1.001, 1.2)):
+            ours = lines[f"bench/{layer}/tilemoe"].median
+            sonic = lines[f"bench/{layer}/sonic-moe"].values
+            sonic["forward_ms"] = ours("forward_ms") * forward
+            sonic["backward_ms"] = ours("backward_ms") * backward
+        for layer in ("gpt-oss-20b", "qwen3-235b", "kimi-linear"):
+            lines[f"bench/{layer}/sonic-moe"].values["backward_ms"] = 1e3
+        records.write(path, lines.values())
+        said = " ".join(results_page.readme_table().split())
+        self.assertIn(" Slower than sonic-moe: olmoe's forward pass by 11 %. `python", said)
+        lines["bench/olmoe/sonic-moe"].values["forward_ms"] = 1e3
+        records.write(path, lines.values())
+        self.assertNotIn("Slower", results_page.readme_table())
+
     def test_pictures_show_their_numbers(self):
         for name, file, part in (
             ("speed", "pretrain.jsonl", "pretrain-study/7B-40-sonic-moe-half-8"),
@@ -201,6 +218,11 @@ class Measured(Copied):
         picture = pictures.speed("light")
         self.assertIn("Training 16 layers of a 7B MoE on one H100", picture)
         self.assertIn("1.25x faster", picture)
+        page = (ROOT / "README.md").read_text()
+        self.assertIn('alt="Training 16 layers of a 7B MoE on one H100, in billion tokens per day: '
+                      'TileMoE, torch compiled"', pictures.alternative(page))  # fmt: skip
+        with self.assertRaisesRegex(SystemExit, "svg differs"):
+            pictures.main(["--check"])
 
     def test_trainings_on_several_gpus_alone_leave_the_picture(self):
         before = pictures.speed("dark")
