@@ -109,7 +109,8 @@ def sizes():
              if name in LAYERS["cuda"]}  # fmt: skip
     for file, name in (("adapters", "bench/qwen3-30b/tilemoe"),
                        ("expert_parallel", "expert-parallel/k2/own")):  # fmt: skip
-        shown[name.split("/")[1]] = Results(file).all[name].values
+        if name in (found := Results(file).all):
+            shown[name.split("/")[1]] = found[name].values
     shown["CPU"] = next(iter(Results("cpu_layer").all.values())).values
     return section(
         "Sizes",

@@ -35,6 +35,7 @@ from stages import AT_ONCE
 RESULTS = ROOT / "benchmarks" / "results"
 HELPERS = ("compile", "corpus")  # items that measure nothing: they run before others that do
 PART_LIMIT_S = 600
+MAX_GPUS = 8
 LOG_CHARACTERS = 20_000  # of an item
 
 
@@ -130,7 +131,7 @@ def ordered(part, lines):
     order = {}
     for one in PARTS.values():
         if one.file == part.file:
-            for item in one.items(parts.supposed(one), pathlib.Path("absent")):
+            for item in one.items(parts.supposed(one, MAX_GPUS), pathlib.Path("absent")):
                 order.setdefault(f"{one.name}/{item.name}", len(order))
     return sorted(lines, key=lambda one: order.get(one.values.get("item"), -1))
 
@@ -162,11 +163,12 @@ class Output:
         self.log.flush()
 
 
-def measure(part, machine, facts, work, results, output, environment, end):
+def measure(part, machine, facts, work, results, output, environment, end, again):
     """Measure the items of a part that are not current; return a sentence for each failure."""
     folder, failed = work / part.name, []
     folder.mkdir(parents=True, exist_ok=True)
-    current, items = results.current(part), part.items(machine, folder)
+    current = set() if again else results.current(part)
+    items = part.items(machine, folder)
     end = min(end, time.monotonic() + PART_LIMIT_S)
 
     def result_of(item):
@@ -213,14 +215,15 @@ def work(args, results):
                                packages=args.packages)
     machine, facts = run.prepared(given, environment)
     machine.peers = args.peers.resolve() if args.peers else None
-    if (built := commit_of(args.wheel)) not in (None, facts["commit"]):
+    built = commit_of(args.wheel) if args.wheel else None
+    if built not in (None, facts["commit"]):
         sys.exit(f"measure.py: error: the wheel is of commit {built}, the programs are of "
                  f"{facts['commit']}")
     several, output, failed = len(machine.gpus) > 1, Output(args.out), []
     chosen = args.parts or [name for name, part in PARTS.items() if (part.gpus > 1) == several]
     for part in (PARTS[name] for name in chosen):
         text, done = state(part, results, len(machine.gpus))
-        if done:
+        if done and not args.again:
             say(f"{part.name}: {text}")
             continue
         left = args.seconds - (time.monotonic() - began)
@@ -229,7 +232,7 @@ def work(args, results):
             continue
         say(f"{part.name}: {part.seconds} s expected")
         failed += measure(part, machine, facts, place, results, output, environment,
-                          began + args.seconds)
+                          began + args.seconds, args.again)
     print("\n".join(failed or ["every item that was started has passed"]))
     return 1 if failed else 0
 
@@ -244,7 +247,8 @@ def parsed():
     add("--merge", nargs="+", type=pathlib.Path, metavar="FILE",
         help="put these measurements into benchmarks/results and exit")
     add("--programs", type=pathlib.Path, help="folder of a build, or of an unpacked pack.sh")
-    add("--wheel", type=pathlib.Path, help="wheel of the PyTorch package")
+    add("--wheel", type=pathlib.Path, help="wheel of the PyTorch package; kernels, routing and codes "
+        "do not need it")
     add("--packages", type=pathlib.Path, help="folder of wheels (packages.sh)")
     add("--peers", type=pathlib.Path, help="folder of the compared packages")
     add("--out", type=pathlib.Path, help="folder of measured.jsonl and log.txt")
@@ -252,12 +256,13 @@ def parsed():
         help="folder of the results files (default: benchmarks/results)")
     add("--work", type=pathlib.Path, default=ROOT / "build" / "gpu" / "parts",
         help="folder of the programs' files (default: build/gpu/parts)")
+    add("--again", action="store_true", help="also measure what is current")
     add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
     args = parser.parse_args()
     if unknown := [name for name in args.parts if name not in PARTS]:
         parser.error(f"part must be one of {', '.join(PARTS)}, got {unknown[0]!r}")
-    if not (args.list or args.merge) and not (args.programs and args.wheel and args.out):
-        parser.error("--programs, --wheel and --out are required to measure")
+    if not (args.list or args.merge) and not (args.programs and args.out):
+        parser.error("--programs and --out are required to measure")
     return args
 
 

@@ -4,9 +4,11 @@
 #
 #   scripts/gpu/pack.sh build/ci gpu.tar.xz     there: tar -xJf gpu.tar.xz -C DIR, and then
 #   scripts/gpu/run.py --programs DIR
+#   scripts/gpu/pack.sh build/ci gpu.tar.xz tilemoe tilemoe_kernels     only these, for measure.py
 set -euo pipefail
-[ $# = 2 ] || { sed -n '2,6s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,7s/^# \?//p' "$0" >&2; exit 2; }
 build=$1 archive=$2
+shift 2
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 mkdir "$place/bin" "$place/lib"
@@ -14,6 +16,9 @@ mkdir "$place/bin" "$place/lib"
 find "$build" -type f -perm -u+x \( -name 'cuda_*_test' -o -name 'tilemoe_cuda_*' -o -name 'example_*_cuda' \
   -o -name tilemoe_kernels -o -path "*/apps/tilemoe/tilemoe" \) \
   -exec cp -t "$place/bin" {} +
+for program in "$place"/bin/*; do # without names, all
+  [ $# = 0 ] || [[ " $* " == *" ${program##*/} "* ]] || rm "$program"
+done
 [ -e "$place/bin/tilemoe" ] || { echo "error: $build has no tilemoe; build it first" >&2; exit 1; }
 strip "$place"/bin/*
 # The system's own libraries are everywhere; these are not.

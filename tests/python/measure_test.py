@@ -83,6 +83,8 @@ class Measure(StandIns):
         self.assertIn("kernels: current", said.stderr)
         self.assertEqual(self.runs_of("tilemoe_kernels"), ran)
         self.assertRegex(self.run_parts("--list", "kernels").stdout, r"kernels\s.* current\n")
+        self.run_parts("--again", "kernels")
+        self.assertEqual(self.runs_of("tilemoe_kernels"), 2 * ran)
 
     def test_repeats_only_what_failed(self):
         self.marker("fails", "olmoe").touch()
@@ -149,6 +151,14 @@ class Measure(StandIns):
             archive.writestr("tilemoe/commit.txt", "7654321\n")
         said = self.run_parts("kernels")
         self.assertIn("the wheel is of commit 7654321, the programs are of 0123abcd", said.stderr)
+
+    def test_steps_need_no_wheel(self):
+        command = self.command("routing")
+        at = command.index("--wheel")
+        said = subprocess.run(command[:at] + command[at + 2 :], text=True, capture_output=True,
+                              timeout=60, env=self.environment())
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertEqual({one.values["item"] for one in self.lines()}, {"routing/routing"})
 
     def test_several_gpus_have_their_own_parts(self):
         for gpus, word, other in ((1, "kernels: ", "ranks: "), (2, "ranks: ", "kernels: ")):
@@ -217,6 +227,14 @@ class Parts(unittest.TestCase):
         timed = [one.seconds for one in parts.PARTS.values()
                  if one.gpus == 1 and not one.keeps_status]
         self.assertLessEqual(sum(timed), 3600)
+
+    def test_items_of_more_gpus_come_after_those_of_two(self):
+        part = parts.PARTS["parallel"]
+        line = lambda gpus: records.Measurement(f"a/{gpus}", "b", {}, "0123456",
+                                                {"item": f"parallel/{gpus}-gpus-t4096"})
+        other = records.Measurement("a", "b", {}, "0123456", {})
+        found = measure.ordered(part, [line(4), line(2), other, line(8)])
+        self.assertEqual([one.name for one in found], ["a", "a/2", "a/4", "a/8"])
 
     def line(self, name, **values):
         return records.Measurement(name, "a GPU", {}, "0123456", values)

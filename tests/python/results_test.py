@@ -188,6 +188,7 @@ class Measured(Copied):
             self.assertIn(row, shown)
         self.assertIn("an all-gather sends 250 GB/s", shown)
         self.assertIn("torchtitan 0.3.0", shown)
+        self.assertNotIn("| k2 |", results_page.sizes())
         self.assertNotIn("links", shown)
 
     def training(self, experts, processes, speed, layers=16, **values):
