@@ -45,7 +45,7 @@ LAYERS = {
     "small": Case("small", 64, 32, 16, 8, 2),  # for tests of this script on a CPU
 }
 AHEAD_CYCLES = 4_000_000  # about 2 ms of an SM, in which the host launches ahead
-TIMEOUT_S = 60  # timeout of a collective, in case one rank failed
+TIMEOUT_S = 120  # timeout of a collective, in case one rank failed
 COPIES = 14  # tensors of T K d elements in the peak of "usual", with the experts' H and A
 
 

@@ -327,7 +327,7 @@ PARTS = {part.name: part for part in (
     Part("jax", "jax", 150, JAX, jax, r"^jax/"),
     Part("archs", "archs", 240, BENCH, archs, r"^archs", of_archs),
     Part("codes", "codes", 40, STEPS, codes, r"^codes/"),
-    Part("parallel", "expert_parallel", 210, RANKS, in_order("parallel"), r"^expert-parallel/",
+    Part("parallel", "expert_parallel", 250, RANKS, in_order("parallel"), r"^expert-parallel/",
          gpus=2),
     Part("fsdp", "pretrain", 240, TRAINING, in_order("fsdp"), KEPT, gpus=2),
     tests("ranks", 200, gpus=2), tests("two-gpus", 180, gpus=2),

@@ -1,7 +1,7 @@
 """The stages of run.py that need several GPUs of one host.
 
 ranks     correctness over the links between the GPUs; about 200 s on 2 GPUs, 230 s on 4
-parallel  time and memory of a layer with expert parallelism; about 210 s per number of GPUs
+parallel  time and memory of a layer with expert parallelism; about 250 s per number of GPUs
 fsdp      training of examples/pretrain with FSDP-2; about 240 s on 2 GPUs, 420 s on 4
 
 NVLink multicast is off: a program that fails while it uses multicast can leave the GPUs of a host
@@ -99,7 +99,7 @@ def parallel(machine, folder):
         return item_of(machine, name, words, limit_s, lambda _: records.read(file), gpus=world)
 
     return [one for world in numbers_of_gpus(machine)
-            for one in (item(world, 32768, 160), item(world, 4096, 90, ["--graph"]))]
+            for one in (item(world, 32768, 240), item(world, 4096, 180, ["--graph"]))]
 
 
 def fsdp(machine, folder):

@@ -83,6 +83,12 @@ class Measure(StandIns):
         self.assertIn("kernels: current", said.stderr)
         self.assertEqual(self.runs_of("tilemoe_kernels"), ran)
         self.assertRegex(self.run_parts("--list", "kernels").stdout, r"kernels\s.* current\n")
+        changed = [records.Measurement(one.name, one.device, one.versions, one.commit,
+                                       one.values | {"sources": "0123456789"})
+                   for one in self.lines("results/kernels.jsonl")]
+        records.write(self.results / "kernels.jsonl", changed)
+        self.assertIn("0 of 15 items are current; lines of 0123abc",
+                      self.run_parts("--list", "kernels").stdout)
         self.run_parts("--again", "kernels")
         self.assertEqual(self.runs_of("tilemoe_kernels"), 2 * ran)
 

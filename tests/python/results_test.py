@@ -225,6 +225,14 @@ class Measured(Copied):
         with self.assertRaisesRegex(SystemExit, "svg differs"):
             pictures.main(["--check"])
 
+    def test_a_training_measured_again_replaces_older_ones(self):
+        older = results_page.best_of(("NVIDIA H200", 40, 4, 1))["tilemoe"]
+        self.add("pretrain", "pretrain-study/7B-40-tilemoe-half-4-x1-p4", device="NVIDIA H200",
+                 **older.values | {"tokens_per_s_and_process": 1e4, "item": "fsdp/x"})  # fmt: skip
+        found = results_page.best_of(("NVIDIA H200", 40, 4, 1))
+        self.assertEqual(found["tilemoe"].median("tokens_per_s_and_process"), 1e4)
+        self.assertNotIn("grouped_mm", found)
+
     def test_trainings_on_several_gpus_alone_leave_the_picture(self):
         before = pictures.speed("dark")
         self.training("tilemoe", 1, 50_000)
