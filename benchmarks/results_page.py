@@ -614,7 +614,7 @@ def small_model():
         table("routing | bits per byte", rows),
         source("train", on_cpu["top-k/0"]),
         table("device | commit | tokens/s",
-              [[one.device, one.commit[:7], f"{one.values['tokens_per_s']:,.0f}"]
+              [[one.device, one.commit[:7], f"{one.median('tokens_per_s'):,.0f}"]
                for one in (timed, gpu)]),
         f"A run killed {kills.values['kills']} times ended with the "
         f"{kills.values['log_lines_equal']:,} log lines of an uninterrupted run (commit "
