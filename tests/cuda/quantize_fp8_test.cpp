@@ -19,5 +19,21 @@ TEST(CudaQuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
       }
 }
 
+TEST(CudaQuantizeFp8, HasBothLayouts) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16})
+    for (const auto& [E, R, C, part_rows] : {std::array<int64_t, 4>{1, 8, 8, 0},
+                                             {2, 1000, 2880, 0},
+                                             {5, 720, 264, 360},
+                                             {2, 280, 136, 140}})
+      expect_fp8(verify::cuda_memory(), {.E = E,
+                                         .R = R,
+                                         .C = C,
+                                         .block_rows = 128,
+                                         .part_rows = part_rows,
+                                         .dtype = dtype,
+                                         .padded = true,
+                                         .transposed = true});
+}
+
 }  // namespace
 }  // namespace tilemoe::test

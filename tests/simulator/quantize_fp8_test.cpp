@@ -32,6 +32,18 @@ TEST_F(SimulatedQuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
   }
 }
 
+TEST_F(SimulatedQuantizeFp8, HasBothLayouts) {
+  verify::Memory& memory = verify::cuda_memory();
+  for (const Fp8Case& of : {Fp8Case{.E = 2, .R = 136, .C = 264, .padded = true},
+                            Fp8Case{.E = 1, .R = 280, .C = 128, .part_rows = 140},
+                            Fp8Case{.E = 3, .R = 256, .C = 8, .part_rows = 128},
+                            Fp8Case{.E = 1, .R = 8, .C = 392, .dtype = DType::kFloat16}}) {
+    Fp8Case transposed = of;
+    transposed.block_rows = 128, transposed.transposed = true;
+    expect_fp8(memory, transposed);
+  }
+}
+
 TEST_F(SimulatedQuantizeFp8, HasBlocksOfSpecialNumbers) {
   for (const bool float_scales : {false, true})
     expect_special_fp8(verify::cuda_memory(), DType::kBFloat16, float_scales);

@@ -1,5 +1,6 @@
 // Codes and scales of the fp8 recipe (core/fp8.h): bound by the bytes of values and codes. A CTA has
 // 128 x 128 values, a thread 8 values of each of 8 rows, which it reads before it uses the first.
+// Transposed codes pass through shared memory, so that both layouts are written in whole lines.
 #include <cstdint>
 
 #include "core/check.h"
@@ -14,18 +15,20 @@ namespace tilemoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 3;
 constexpr int kVector = 8;                       // values of a load
 constexpr int kRowThreads = kFp8Tile / kVector;  // of a row: half a warp
 constexpr int kTileRows = kFp8Tile;
 constexpr int kAtOnce = kTileRows * kRowThreads / kThreads;
 constexpr int kRowStep = kThreads / kRowThreads;  // between two rows of a thread
 constexpr uint32_t kAllLanes = 0xffffffff;
+constexpr int kRowWords = kFp8Tile / 4;  // of codes
 
 struct QuantizeParams {
   const char* values;
   uint8_t* codes;
   float* scales;
+  uint8_t* transposed_codes;
+  float* transposed_scales;
   int64_t expert_bytes, row_bytes;  // of values
   int32_t rows, columns;
   int32_t part_rows, part_tiles;  // tiles of a part, one below the other
@@ -89,9 +92,81 @@ __device__ __forceinline__ float tile_max(float value) {
   return all;
 }
 
-// kTiles: blocks of 128 x 128, else of 1 x 128.
-template <class Element, bool kTiles>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
+// A tile of codes between its two layouts. The words of 8 rows are exchanged in pairs, so that
+// neither side has bank conflicts.
+class TileOfCodes {
+ public:
+  __device__ explicit TileOfCodes(uint2* tile) : tile_(tile) {}
+
+  __device__ void write(int32_t row, int32_t column, uint2 codes) const {
+    tile_[word_of(row, column / 4) / 2] = codes;
+  }
+  // The codes of 4 columns from `column` on, each of 8 rows from `row` on.
+  __device__ void read(int32_t row, int32_t column, uint2 (&codes)[4]) const {
+    uint32_t low[4], high[4];
+    transpose(row, column, low);
+    transpose(row + 4, column, high);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i] = {low[i], high[i]};
+  }
+
+ private:
+  __device__ static int32_t word_of(int32_t row, int32_t word) {
+    return row * kRowWords + (word ^ row / 8 * 2);
+  }
+  __device__ void transpose(int32_t row, int32_t column, uint32_t (&of_column)[4]) const {
+    const auto* const words = reinterpret_cast<const uint32_t*>(tile_);
+    uint32_t of_row[4], first[2], second[2];  // two columns of two rows
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_row[i] = words[word_of(row + i, column / 4)];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      first[i] = __byte_perm(of_row[2 * i], of_row[2 * i + 1], 0x5140);
+      second[i] = __byte_perm(of_row[2 * i], of_row[2 * i + 1], 0x7362);
+    }
+    of_column[0] = __byte_perm(first[0], first[1], 0x5410);
+    of_column[1] = __byte_perm(first[0], first[1], 0x7632);
+    of_column[2] = __byte_perm(second[0], second[1], 0x5410);
+    of_column[3] = __byte_perm(second[0], second[1], 0x7632);
+  }
+
+  uint2* tile_;  // (kTileRows, kRowWords / 2)
+};
+
+// Stores the tile with rows and columns exchanged: 16 lanes have the 128 codes of a column.
+__device__ __forceinline__ void store_transposed(const QuantizeParams& params,
+                                                 const QuantizeTile& tile,
+                                                 const TileOfCodes& codes) {
+  constexpr int32_t kOctets = kTileRows / 8;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t row = thread % kOctets * 8;
+  if (row >= tile.rows) return;
+#pragma unroll 1
+  for (int32_t quad = thread / kOctets; quad < kRowWords; quad += kThreads / kOctets) {
+    const int32_t column = tile.column + quad * 4;
+    if (column >= params.columns) return;
+    uint2 of_column[4];
+    codes.read(row, quad * 4, of_column);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint8_t* const to = params.transposed_codes +
+                          (int64_t{tile.expert} * params.columns + column + i) * params.rows +
+                          tile.row + row;
+      if (params.part_rows % 8 == 0) {  // of rows that are multiples of 8
+        *reinterpret_cast<uint2*>(to) = of_column[i];
+      } else {
+        const uint64_t eight = uint64_t{of_column[i].y} << 32 | of_column[i].x;
+        for (int32_t j = 0; j < min(8, tile.rows - row); ++j)
+          to[j] = static_cast<uint8_t>(eight >> 8 * j);
+      }
+    }
+  }
+}
+
+// kTiles: blocks of 128 x 128, else of 1 x 128. kTransposes: also stores the transposed codes; with
+// three CTAs per SM that spills.
+template <class Element, bool kTiles, bool kTransposes>
+__global__ void __launch_bounds__(kThreads, kTransposes ? 2 : 3)
     quantize_blocks(const __grid_constant__ QuantizeParams params) {
   const QuantizeTile tile(params);
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -123,7 +198,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     if (thread == 0)
       params.scales[(int64_t{tile.expert} * params.tiles_down + tile.number) * params.across +
                     scale_column] = 1.f / factor;
+    if (kTransposes && thread == 0)
+      params.transposed_scales[(int64_t{tile.expert} * params.across + scale_column) *
+                                   params.tiles_down +
+                               tile.number] = 1.f / factor;
   }
+  __shared__ uint2 tile_of_codes[kTransposes ? kTileRows * kRowWords / 2 : 1];
+  const TileOfCodes transposed(tile_of_codes);
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     const int32_t row = first_row + k * kRowStep;
@@ -135,9 +216,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
       if (row < tile.rows && thread % kRowThreads == 0)
         params.scales[place * params.across + scale_column] = 1.f / factor;
     }
+    const uint2 codes = codes_of(value, factor);
     if (has_columns && row < tile.rows)
-      *reinterpret_cast<uint2*>(params.codes + place * params.columns + column) =
-          codes_of(value, factor);
+      *reinterpret_cast<uint2*>(params.codes + place * params.columns + column) = codes;
+    if constexpr (kTransposes) transposed.write(row, thread % kRowThreads * kVector, codes);
+  }
+  if constexpr (kTransposes) {
+    __syncthreads();
+    store_transposed(params, tile, transposed);
   }
 }
 
@@ -151,6 +237,8 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   const QuantizeParams params{.values = static_cast<const char*>(values.data),
                               .codes = args.codes,
                               .scales = args.scales,
+                              .transposed_codes = args.transposed_codes,
+                              .transposed_scales = args.transposed_scales,
                               .expert_bytes = values.stride[0] * element,
                               .row_bytes = values.stride[1] * element,
                               .rows = static_cast<int32_t>(R),
@@ -169,9 +257,11 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
                            .stream = static_cast<cudaStream_t>(args.stream)};
   with_element(values.dtype, [&]<class Element>() {
     if (args.block_rows == 1)
-      launch_kernel("quantising rows", where, &quantize_blocks<Element, false>, params);
+      launch_kernel("quantising rows", where, &quantize_blocks<Element, false, false>, params);
+    else if (args.transposed_codes == nullptr)
+      launch_kernel("quantising tiles", where, &quantize_blocks<Element, true, false>, params);
     else
-      launch_kernel("quantising tiles", where, &quantize_blocks<Element, true>, params);
+      launch_kernel("quantising tiles twice", where, &quantize_blocks<Element, true, true>, params);
   });
 }
 
