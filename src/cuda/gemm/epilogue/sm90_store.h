@@ -149,11 +149,9 @@ class RaggedStore {
   uint32_t place_;
 };
 
-// D + bias, rounded; the stores are deferred.
+// The sizes and the output of D + bias.
 template <class Shape, FragmentStore Rows>
-class StoreEpilogue {
- public:
-  static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
+struct StoredSum {
   static constexpr int kColumns = Shape::BLOCK_N;
   static constexpr int kSharedBytes = Rows::kSharedBytes;
 
@@ -166,6 +164,14 @@ class StoreEpilogue {
   static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
     return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
   }
+};
+
+// D + bias, rounded; the stores are deferred.
+template <class Shape, FragmentStore Rows>
+class StoreEpilogue : public StoredSum<Shape, Rows> {
+ public:
+  using Params = typename StoredSum<Shape, Rows>::Params;
+  static_assert(Shape::BLOCK_N % Rows::kBatchColumns == 0);
 
   __device__ StoreEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), rows_(shared, thread) {}
@@ -206,20 +212,10 @@ class StoreEpilogue {
 // The same without deferred stores, which hold a rounded tile in registers: next to the
 // accumulators of 128x192, 544 bytes are spilled.
 template <class Shape, FragmentStore Rows>
-class PromptStoreEpilogue {
+class PromptStoreEpilogue : public StoredSum<Shape, Rows> {
  public:
+  using Params = typename StoredSum<Shape, Rows>::Params;
   static constexpr int kColumns = Shape::BLOCK_N;
-  static constexpr int kSharedBytes = Rows::kSharedBytes;
-
-  struct Params {
-    typename Rows::Output D;  // (capacity, 1, columns)
-    Bias bias;
-  };
-
-  // `bias`: (E, columns), may be absent.
-  static Params params(const tilemoe_tensor& D, const tilemoe_tensor& bias) {
-    return {.D = Rows::output(D, 1, D.shape[1]), .bias = bias_of(bias)};
-  }
 
   __device__ PromptStoreEpilogue(const Params& params, uint32_t shared, int32_t thread)
       : params_(params), rows_(shared, thread) {}
