@@ -1,5 +1,5 @@
-// The forward pass with the fp8 recipe on a simulated GPU: the bits of the CPU backend, which adds in
-// the same order, and an error by the name of what is missing on other archs.
+// The fp8 recipe on a simulated GPU: H, O and dX with the bits of the CPU backend, which adds in the
+// same order, and an error by the name of what is missing on other archs.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -30,14 +30,14 @@ TEST_P(Fp8Layer, HasTheBitsOfTheCpu) {
   const verify::Inputs inputs = verify::make_inputs(GetParam(), 1);
   const auto run = [&](verify::Memory& memory) {
     verify::Problem problem(inputs, memory);
-    problem.run(verify::Passes::kForward);
+    problem.run();
     EXPECT_EQ(problem.damage(), std::vector<std::string>());
     return problem.computed();
   };
   const verify::Computed got = run(verify::cuda_memory());
   expect_clean_run();
   const verify::Computed expected = run(verify::host_memory());
-  for (const verify::Output output : {verify::kH, verify::kO})
+  for (const verify::Output output : {verify::kH, verify::kO, verify::kDX})
     EXPECT_EQ(got[output], expected[output]) << verify::output_name(output);
 }
 
