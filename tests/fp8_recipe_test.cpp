@@ -6,6 +6,7 @@
 
 #include "layer_support.h"
 #include "quantize_fp8_support.h"
+#include "thin_factors.h"
 #include "verify/number.h"
 
 namespace tilemoe::verify {
@@ -85,6 +86,22 @@ struct Expected {
   std::vector<float> H, O, dX;
 };
 
+// The adapter's term of one column of a row's result. Each P and each column has one term, so that
+// nothing is rounded.
+float low_rank(const std::vector<float>& A, const std::vector<float>& B, int64_t e,
+               const float* row, int64_t width, int64_t column, int64_t columns) {
+  if (A.empty()) return 0;
+  const int64_t rank = static_cast<int64_t>(A.size()) / (4 * width);  // of four experts
+  float sum = 0;
+  for (int64_t r = 0; r < rank; ++r) {
+    float P = 0;
+    for (int64_t k = 0; k < width; ++k)
+      P += row[k] * A[static_cast<size_t>((e * rank + r) * width + k)];
+    sum += P * B[static_cast<size_t>((e * columns + column) * rank + r)];
+  }
+  return sum;
+}
+
 // With ReGLU, whose bits need no exponential.
 Expected compute(const Inputs& inputs) {
   const Case& one = inputs.test_case;
@@ -99,17 +116,22 @@ Expected compute(const Inputs& inputs) {
     for (int64_t left = one.counts[static_cast<size_t>(e)]; left > 0; --left, ++row) {
       const auto first = inputs.X.begin() + static_cast<std::ptrdiff_t>(row * d);
       const Codes X = codes_of({first, first + one.d}, one.dtype, one.float_scales);
-      std::vector<float> H, A;
+      std::vector<float> H, A, A_rounded;
       for (int64_t half = 0; half < 2; ++half)
         for (int64_t j = 0; j < one.n; ++j)
-          H.push_back(product(X, half ? inputs.quantized.W1_up : inputs.quantized.W1, e, j) +
+          H.push_back((product(X, half ? inputs.quantized.W1_up : inputs.quantized.W1, e, j) +
+                       low_rank(inputs.lora.A1, inputs.lora.B1, e, &*first, one.d, half * one.n + j,
+                                2 * one.n)) +
                       inputs.weights.b1[static_cast<size_t>((e * 2 + half) * one.n + j)]);
       for (size_t j = 0; j < n; ++j) A.push_back(std::max(H[j], 0.f) * H[n + j]);
       const Codes of_A = codes_of(A, one.dtype, one.float_scales);
+      for (const float a : A) A_rounded.push_back(rounded(a));
       for (const float h : H) made.H.push_back(rounded(h));
       for (int64_t j = 0; j < one.d; ++j)
-        made.O.push_back(rounded(rounded(product(of_A, inputs.quantized.W2, e, j) +
-                                         inputs.weights.b2[static_cast<size_t>(e * one.d + j)])));
+        made.O.push_back(rounded(rounded(
+            (product(of_A, inputs.quantized.W2, e, j) +
+             low_rank(inputs.lora.A2, inputs.lora.B2, e, A_rounded.data(), one.n, j, one.d)) +
+            inputs.weights.b2[static_cast<size_t>(e * one.d + j)])));
 
       const auto of_dO = inputs.dO.begin() + static_cast<std::ptrdiff_t>(row * d);
       const Codes dO = codes_of({of_dO, of_dO + one.d}, one.dtype, one.float_scales);
@@ -145,6 +167,23 @@ TEST(Fp8Recipe, HasTheBitsOfPlainLoops) {
       EXPECT_EQ(first_difference(got[kH], expected.H), -1);
       EXPECT_EQ(first_difference(got[kO], expected.O), -1);
       EXPECT_EQ(first_difference(got[kDX], expected.dX), -1);
+    }
+}
+
+// Adapters of both weights, and of each alone: the up-projection then has A to store without one.
+TEST(Fp8Recipe, AddsAdaptersInForward) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32})
+    for (const auto& [rank_1, rank_2] : {std::pair(8, 16), std::pair(16, 0), std::pair(0, 8)}) {
+      Case one = grouped_case(dtype);
+      one.activation = Activation::kReGLU, one.recipe = Recipe::kFp8Forward;
+      one.lora.gate = one.lora.up = rank_1, one.lora.down = rank_2;
+      one.lora.scale_1 = one.lora.scale_2 = 1;
+      Inputs inputs = make_inputs(one, 19);
+      test::thin_factors(inputs);
+      const Computed got = results_of(inputs);
+      const Expected expected = compute(inputs);
+      EXPECT_EQ(first_difference(got[kH], expected.H), -1) << rank_1;
+      EXPECT_EQ(first_difference(got[kO], expected.O), -1) << rank_2;
     }
 }
 
@@ -259,6 +298,24 @@ TEST(Fp8Recipe, ChecksXAsCodes) {
          [&](ForwardArgs& args) { args.X_codes = static_cast<const uint8_t*>(args.workspace); });
 }
 
+TEST(Fp8Recipe, ReadsXForAnAdapter) {
+  Case one = grouped_case();
+  one.recipe = Recipe::kFp8Forward, one.lora.up = 8;
+  Problem problem(make_inputs(one, 20));
+  problem.run(Passes::kForward);
+  ForwardArgs args = problem.forward_args();
+  alignas(16) const uint8_t codes[16] = {};
+  const float scale = 1;
+  args.X = {}, args.X_codes = codes, args.X_scales = &scale;
+  try {
+    problem.experts().forward(args);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("an adapter of W1 reads X"), std::string::npos)
+        << error.what();
+  }
+}
+
 // ------------------------------------------------- memory and errors
 
 Experts experts() {
@@ -285,6 +342,18 @@ TEST(Fp8Recipe, HasCodesInTheWorkspace) {
   EXPECT_EQ(
       fp8.workspace_bytes(spec, Pass::kForward),
       dense.workspace_bytes(spec, Pass::kForward) - A - Y / 8 + A_codes + std::max(X_codes, Y / 4));
+}
+
+// P1 and P2, and A in 16 bits for P2.
+TEST(Fp8Recipe, HasAOfAnAdapterInTheWorkspace) {
+  const RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, 64, 8, 2);
+  Experts of = experts();
+  of.recipe = Recipe::kFp8Forward;
+  const size_t before = of.workspace_bytes(spec, Pass::kInference);
+  of.rank_1 = 8;
+  EXPECT_EQ(of.workspace_bytes(spec, Pass::kInference), before + 2 * 128 * 8);
+  of.rank_1 = 0, of.rank_2 = 16;
+  EXPECT_EQ(of.workspace_bytes(spec, Pass::kInference), before + 2 * 128 * (16 + 256));
 }
 
 // A', then dX~, next to the codes of dO and of dH.
@@ -328,7 +397,7 @@ TEST(Fp8Recipe, RefusesWhatItLacks) {
   refused("n to be a multiple of 128", [](Experts& of) { of.n = 144; });
   refused("gate_layout interleaved",
           [](Experts& of) { of.gate_layout = GateLayout::kInterleaved; });
-  refused("rank_1 is 8", [](Experts& of) { of.rank_1 = 8; });
+  refused("rank_1 is 8 and rank_2 is 0; use fp8_forward", [](Experts& of) { of.rank_1 = 8; });
   expect_refused([](Experts& of) { of.recipe = static_cast<Recipe>(3); }, Status::kInvalidArgument,
                  "recipe is 3");
   expect_refused([](Experts& of) { of.recipe = Recipe::kBf16, of.float_scales = true; },

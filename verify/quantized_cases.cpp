@@ -165,6 +165,23 @@ std::vector<Case> quantized_cases() {
              compute_in_fp8(c), c.recipe = Recipe::kFp8Forward;
              c.weight_blocks = 2, c.biases = c.accumulate_dW = true;
            }),
+      vary("fp8-forward-adapters", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.recipe = Recipe::kFp8Forward, c.wanted = frozen, adapt(c);
+             c.load = Load::kHalfEmpty, c.biases = c.in_two_calls = c.reduced = true;
+           }),
+      vary("fp8-forward-adapters-split", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.recipe = Recipe::kFp8Forward, c.wanted = frozen;
+             c.d = 272, c.n = 336, c.lora.up = 72, c.lora.down = 80, c.column_blocks = 2;
+             c.gate_layout = GateLayout::kSplit, c.clamp = 7, c.alpha = 1.702f, c.up_shift = 1;
+           }),
+      // The up-projection has no adapter, but stores A for that of W2.
+      vary("fp8-forward-adapter-of-W2", shape,
+           [&](Case& c) {
+             compute_in_fp8(c), c.recipe = Recipe::kFp8Forward, c.wanted = frozen;
+             c.lora.down = 16, c.in_parts = c.dH_over_H = true;
+           }),
       vary("fp8-recipe-general", shape,
            [&](Case& c) {
              compute_in_fp8(c), c.routing = RoutingKind::kGeneral, c.load = Load::kZipf;

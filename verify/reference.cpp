@@ -244,6 +244,8 @@ class Evaluation {
     Matrix<Real> A(count, n_);
     for (size_t r = 0; r < count; ++r)
       for (size_t j = 0; j < n_; ++j) A.row(r)[j] = activate_at(H, r, j).A;
+    Matrix<Real> A_of_adapter = A;
+    store(A_of_adapter);
     fp8 ? store_codes(A) : store(A);
     store(H);
     for (size_t r = 0; r < count && wanted(case_, kH); ++r)
@@ -251,7 +253,7 @@ class Evaluation {
 
     // P2 = A A2^T, Y = A W2^T + P2 (scale_2 B2)^T + b2, O_t += s Y
     Matrix<Real> Y = times_transposed(A, W2, d_, order_);
-    Matrix<Real> P2 = times_transposed(A, of(A2_, e), rank_2_, order_);
+    Matrix<Real> P2 = times_transposed(A_of_adapter, of(A2_, e), rank_2_, order_);
     store(P2);
     add(Y, times_transposed(P2, of(B2_, e), d_, order_));
     add_bias(Y, in_.weights.b2, e);

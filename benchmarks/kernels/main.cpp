@@ -103,7 +103,8 @@ void change(Case& layer, const Options& options) {
   }
 }
 
-// The layer with frozen weights in each of the formats, under their names.
+// The layer with weights in each of the formats, under their names; frozen, unless a recipe of fp8 has
+// their gradients.
 std::vector<Case> in_formats(const Case& layer, const Options& options) {
   if (options.quantized.empty()) return {layer};
   std::vector<Case> layers;
@@ -112,11 +113,15 @@ std::vector<Case> in_formats(const Case& layer, const Options& options) {
     if (std::find(names.begin(), names.end(), name_of(format)) == names.end()) continue;
     Case& one = layers.emplace_back(layer);
     one.format_1 = one.format_2 = format;
-    freeze(one);
+    const bool trains = format == Format::kNone || format == Format::kFp8;
+    if (options.recipe == "bf16" || !trains || options.lora_rank > 0) freeze(one);
     if (format != Format::kNone) one.name += std::string("-") + name_of(format);
-    if (options.recipe != "fp8" || format != Format::kFp8) continue;
-    one.recipe = Recipe::kFp8, one.name += "-recipe";
-    if (one.n % 128 != 0) one.gate_layout = GateLayout::kSplit;  // gate and up share no scales
+    if (options.recipe == "bf16" || format != Format::kFp8) continue;
+    one.recipe = options.recipe == "fp8" ? Recipe::kFp8 : Recipe::kFp8Forward;
+    one.name += options.recipe == "fp8" ? "-recipe" : "-forward";
+    if (one.n % 128 == 0) continue;
+    one.gate_layout = GateLayout::kSplit;  // gate and up share no scales
+    one.lora.up = one.lora.gate;
   }
   return layers;
 }
@@ -236,14 +241,15 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--quantized", options.quantized,
-                 "Formats of frozen quantised weights (none = 16 bits)")
+                 "Formats of quantised weights (none = 16 bits), frozen without --recipe")
       ->check(CLI::IsMember(format_names()))
       ->excludes(configurations)
       ->excludes(gemm);
-  choice(
-      "--recipe", options.recipe,
-      "GEMMs of forward with --quantized fp8: bf16, from dequantised weights, or fp8, from codes",
-      {"bf16", "fp8"});
+  choice("--recipe", options.recipe,
+         "GEMMs with --quantized fp8: bf16, from dequantised weights; fp8_forward, forward from "
+         "codes; "
+         "fp8, backward too. With the last two, none and fp8 have gradients of the weights",
+         {"bf16", "fp8", "fp8_forward"});
   app.add_option("--weight-blocks", options.weight_blocks,
                  "Dequantise weights in N blocks of experts: less memory")
       ->check(CLI::Range(0, 1 << 20))

@@ -56,6 +56,10 @@ Work work_of_layer(const std::string& name, const Case& layer, double M, double 
   const double logits = element * T * E, chosen = T * K * (sizeof(int32_t) + sizeof(float));
   const double pair = sizeof(int32_t) + sizeof(float) + sizeof(int32_t);  // of the routing object
   const double tokens = element * T * d, W1 = element * h * d, W2 = element * d * n;
+  // Bytes of what the GEMMs of forward, and of backward, read: codes in the fp8 recipes.
+  const double read_by_forward = layer.recipe == Recipe::kBf16 ? element : 1;
+  const double read_by_backward = layer.recipe == Recipe::kFp8 ? 1 : element;
+  const double forward = read_by_forward / element, backward = read_by_backward / element;
   const bool rounded = layer.routing == verify::RoutingKind::kRounded;
   if (name == step::top_k) return {0, logits + chosen};
   if (name == step::route) return {0, (rounded ? logits : chosen) + M * pair};
@@ -67,15 +71,21 @@ Work work_of_layer(const std::string& name, const Case& layer, double M, double 
     return dequantized(layer.format_1, W1);
   if (name == step::dequantize_W2 || name == step::dequantize_W2_again)
     return dequantized(layer.format_2, W2);
+  // Values in, codes out; the scales are few.
+  if (name == step::quantize_X || name == step::quantize_dO) return {0, tokens * (1 + 1 / element)};
+  if (name == step::quantize_dH) return {0, M * h * (element + 1)};
   if (name == step::up_projection)
-    return {2 * M * d * h, tokens + read * W1 + element * M * (h + n)};
-  if (name == step::down_projection) return {2 * M * n * d, element * M * (n + d) + read * W2};
+    return {2 * M * d * h,
+            forward * (tokens + read * W1) + element * M * h + read_by_forward * M * n};
+  if (name == step::down_projection)
+    return {2 * M * n * d, M * (read_by_forward * n + element * d) + forward * read * W2};
   if (name == step::combine || name == step::combine_dX)
     return {2 * M * d, element * M * d + tokens};
   if (name == step::activation_gradient)
-    return {2 * M * d * n, tokens + read * W2 + element * M * (2 * h + n)};
+    return {2 * M * d * n, backward * (tokens + read * W2) + element * M * (2 * h + n)};
   if (name == step::weight_gradient_2) return {2 * M * d * n, tokens + element * M * n + E * W2};
-  if (name == step::input_gradient) return {2 * M * d * h, element * M * (h + d) + read * W1};
+  if (name == step::input_gradient)
+    return {2 * M * d * h, M * (read_by_backward * h + element * d) + backward * read * W1};
   if (name == step::weight_gradient_1) return {2 * M * d * h, tokens + element * M * h + E * W1};
   if (name == step::router_backward) return {0, chosen + logits};
   if (name == step::bias_gradient) return {M * (h + d), tokens + element * (M * h + E * (h + d))};
@@ -92,6 +102,7 @@ Work work_of(const std::string& name, const Case& layer, int64_t rows) {
 
 // Whether a backward begins with this step.
 bool begins_backward(const std::string& name, const Case& layer) {
+  if (layer.recipe == Recipe::kFp8) return name == step::quantize_dO;
   if (layer.lora.rank_2() > 0) return name == step::lora_Q2;
   return name ==
          (layer.format_2 == Format::kNone ? step::activation_gradient : step::dequantize_W2_again);

@@ -35,11 +35,10 @@ int64_t elements_of(const Tensor& tensor) {
 
 void check_timed(const Case& layer) {
   const bool routed = layer.routing == RoutingKind::kTopK || layer.routing == RoutingKind::kRounded;
-  if (!routed || layer.gate_layout == GateLayout::kSplit || layer.padded ||
-      layer.load == Load::kHalfEmpty)
+  if (!routed || layer.padded || layer.load == Load::kHalfEmpty)
     throw std::runtime_error(layer.name +
-                             ": only layers that route by their logits, with dense weights in one "
-                             "tensor each and random, zipf or one-expert loads, can be timed");
+                             ": only layers that route by their logits, with dense weights and "
+                             "random, zipf or one-expert loads, can be timed");
 }
 
 // The logits that a scoring's gradient reads.
@@ -119,6 +118,8 @@ void fill_logits(verify::Memory& memory, const Tensor& logits, Load load) {
 TimedTensors::TimedTensors(const Case& layer, Device device, Arena& arena) {
   const int64_t T = layer.T, d = layer.d, n = layer.n, E = layer.E, K = layer.K;
   const int64_t h = layer.h_width();
+  const bool split = layer.gate_layout == GateLayout::kSplit;
+  const int64_t rows_1 = split ? n : h;  // of W1
   const Experts experts = layer.experts(device);
   const RoutingSpec spec = layer.spec(0, device);
   const auto weight = [&](int64_t rows, int64_t columns, bool transposed) {
@@ -134,17 +135,24 @@ TimedTensors::TimedTensors(const Case& layer, Device device, Arena& arena) {
   };
   const verify::Gradients& wanted = layer.wanted;
   weights(W1, dW1, layer.format_1 == Format::kNone, wanted.dW1,
-          [&] { return weight(h, d, layer.W1_transposed); });
+          [&] { return weight(rows_1, d, layer.W1_transposed); });
+  if (split)
+    weights(W1_up, dW1_up, layer.format_1 == Format::kNone, wanted.dW1,
+            [&] { return weight(n, d, layer.W1_transposed); });
   weights(W2, dW2, layer.format_2 == Format::kNone, wanted.dW2,
           [&] { return weight(d, n, layer.W2_transposed); });
   if (layer.biases) {
-    weights(b1, db1, true, wanted.db1, [&] { return arena.take(layer.dtype, {E, h}); });
+    weights(b1, db1, true, wanted.db1, [&] { return arena.take(layer.dtype, {E, rows_1}); });
+    if (split)
+      weights(b1_up, db1_up, true, wanted.db1, [&] { return arena.take(layer.dtype, {E, n}); });
     weights(b2, db2, true, wanted.db2, [&] { return arena.take(layer.dtype, {E, d}); });
   }
   const DType factor = layer.factor_dtype();
   for (LoraGradients* one : {&lora, &dlora}) {
-    if (const int64_t rank = layer.lora.rank_1(); rank > 0)
-      one->A1 = arena.take(factor, {E, rank, d}), one->B1 = arena.take(factor, {E, h, rank});
+    if (const int64_t rank = layer.lora.gate; rank > 0)
+      one->A1 = arena.take(factor, {E, rank, d}), one->B1 = arena.take(factor, {E, rows_1, rank});
+    if (const int64_t rank = layer.lora.up; rank > 0)
+      one->A1_up = arena.take(factor, {E, rank, d}), one->B1_up = arena.take(factor, {E, n, rank});
     if (const int64_t rank = layer.lora.rank_2(); rank > 0)
       one->A2 = arena.take(factor, {E, rank, n}), one->B2 = arena.take(factor, {E, d, rank});
   }
@@ -189,8 +197,10 @@ TimedLayer::TimedLayer(const Case& layer, Device device)
   saved_ = Saved(t.H, t.P1, t.P2);
   fill_normal(memory_, t.X, 0.2, 1), fill_normal(memory_, t.dO, 0.2, 2);
   fill_normal(memory_, t.W1, 0.02, 3), fill_normal(memory_, t.W2, 0.02, 4);
+  fill_normal(memory_, t.W1_up, 0.02, 11), fill_normal(memory_, t.b1_up, 0.02, 5);
   fill_normal(memory_, t.b1, 0.02, 5), fill_normal(memory_, t.b2, 0.02, 5);
   fill_normal(memory_, t.lora.A1, 0.02, 7), fill_normal(memory_, t.lora.B1, 0.02, 8);
+  fill_normal(memory_, t.lora.A1_up, 0.02, 12), fill_normal(memory_, t.lora.B1_up, 0.02, 13);
   fill_normal(memory_, t.lora.A2, 0.02, 9), fill_normal(memory_, t.lora.B2, 0.02, 10);
   fill_logits(memory_, t.logits, layer.load);
 }
@@ -220,7 +230,7 @@ void TimedLayer::route(StepObserver* observer) {
 
 Weights TimedLayer::weights() const {
   const TimedTensors& t = *tensors_;
-  return {.W1 = t.W1, .W2 = t.W2, .b1 = t.b1, .b2 = t.b2};
+  return {.W1 = t.W1, .W1_up = t.W1_up, .W2 = t.W2, .b1 = t.b1, .b1_up = t.b1_up, .b2 = t.b2};
 }
 
 // As after each step of an optimizer.
@@ -229,6 +239,8 @@ void TimedLayer::pack_lora(StepObserver* observer) {
   const TimedTensors& t = *tensors_;
   const Lora lora{.A1 = t.lora.A1,
                   .B1 = t.lora.B1,
+                  .A1_up = t.lora.A1_up,
+                  .B1_up = t.lora.B1_up,
                   .A2 = t.lora.A2,
                   .B2 = t.lora.B2,
                   .scale_1 = case_.lora.scale_1,
@@ -268,6 +280,8 @@ void TimedLayer::backward(StepObserver* observer) {
   args.quantized = quantized_->view();
   args.dX = tilemoe_tensor(t.dX);
   args.dweights.W1 = tilemoe_tensor(t.dW1), args.dweights.W2 = tilemoe_tensor(t.dW2);
+  args.dweights.W1_up = tilemoe_tensor(t.dW1_up);
+  args.dweights.b1_up = tilemoe_tensor(t.db1_up);
   args.dweights.b1 = tilemoe_tensor(t.db1), args.dweights.b2 = tilemoe_tensor(t.db2);
   args.ds = tilemoe_tensor(ds);
   args.workspace = t.workspace, args.workspace_bytes = t.workspace_bytes;

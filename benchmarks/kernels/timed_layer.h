@@ -48,7 +48,8 @@ struct TimedTensors {
   TimedTensors(const verify::Case& layer, Device device, Arena& arena);
 
   Tensor X, O, dO, dX, H;
-  Tensor W1, W2, b1, b2, dW1, dW2, db1, db2;  // W1 and W2 unless quantised; gradients if wanted
+  // W1, W1_up and W2 unless quantised; the up tensors if split; gradients if wanted.
+  Tensor W1, W1_up, W2, b1, b1_up, b2, dW1, dW1_up, dW2, db1, db1_up, db2;
   Tensor logits, ids, scores, ds, dlogits;
   LoraGradients lora, dlora;  // the factors of adapters, and their gradients
   Tensor P1, P2;

@@ -26,6 +26,16 @@ const Element* TimedWeights::place(const std::vector<Element>& values) {
   return static_cast<const Element*>(arrays_.back().get());
 }
 
+// All weights; those that backward of the fp8 recipe reads have codes of their own.
+QuantizedWeights TimedWeights::place(const verify::Case& layer, bool transposed) {
+  const bool split = layer.gate_layout == GateLayout::kSplit;
+  const bool t1 = transposed || layer.W1_transposed, t2 = transposed || layer.W2_transposed;
+  const int64_t rows = split ? layer.n : layer.h_width();
+  return QuantizedWeights(place(layer.format_1, t1, rows, layer.d),
+                          place(layer.format_2, t2, layer.d, layer.n),
+                          split ? place(layer.format_1, t1, layer.n, layer.d) : Quantized{});
+}
+
 Quantized TimedWeights::place(Format format, bool transposed, int64_t rows, int64_t columns) {
   if (format == Format::kNone) return {};
   verify::Random random(7, static_cast<uint64_t>(columns));
@@ -40,7 +50,11 @@ TimedWeights::TimedWeights(const verify::Case& layer, verify::Memory& memory)
     : memory_(memory),
       E_(layer.E),
       any_(layer.format_1 != Format::kNone || layer.format_2 != Format::kNone),
-      view_(place(layer.format_1, layer.W1_transposed, layer.h_width(), layer.d),
-            place(layer.format_2, layer.W2_transposed, layer.d, layer.n)) {}
+      view_(place(layer, false)) {
+  if (layer.recipe != Recipe::kFp8) return;
+  const QuantizedWeights second = place(layer, true);
+  view_.W1_transposed = second.W1, view_.W1_up_transposed = second.W1_up;
+  view_.W2_transposed = second.W2;
+}
 
 }  // namespace tilemoe::app

@@ -20,6 +20,7 @@ class TimedWeights {
   const QuantizedWeights* view() const { return any_ ? &view_ : nullptr; }
 
  private:
+  QuantizedWeights place(const verify::Case& layer, bool transposed);
   Quantized place(Format format, bool transposed, int64_t rows, int64_t columns);
   template <class Element>
   const Element* place(const std::vector<Element>& values);

@@ -718,8 +718,9 @@ typedef struct tilemoe_experts {
    * With both, the gradients of W1 and W2 may be requested: those of the values of the codes.
    *
    * Requires: FP8 weights that are not transposed; an activation with a gate; d and n multiples of
-   * 16; the gate layout split, or concatenated with n a multiple of 128; no adapters; on CUDA a GPU
-   * with FP8 wgmma and the arch "sm90". A block of `column_blocks` has a multiple of 128 columns. */
+   * 16; the gate layout split, or concatenated with n a multiple of 128; adapters only with
+   * FP8_FORWARD, P1, P2 and their GEMMs in the experts' dtype; on CUDA a GPU with FP8 wgmma and the
+   * arch "sm90". A block of `column_blocks` has a multiple of 128 columns. */
   tilemoe_recipe recipe;
   int32_t float_scales; /**< FP8: 1: scales of rows are any float32; 0: powers of two */
 } tilemoe_experts;

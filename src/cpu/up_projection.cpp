@@ -66,7 +66,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
 
   const UpParts biases =
       up_parts(experts, step.weights.b1, step.weights.b1_up, tile.expert, first, columns);
-  const Matrix A = fp8 ? Matrix{} : row_matrix(step.A).at(tile.first, first);
+  const Matrix A = present(step.A) ? row_matrix(step.A).at(tile.first, first) : Matrix{};
   alignas(64) float buffer[kInnerColumns];
   for (int64_t i = 0; i < tile.rows; ++i) {
     float* gate = accumulator + i * row_stride;
@@ -79,6 +79,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
     if (fp8) {
       activate(experts, gate, up, buffer, columns);
       store_codes(step, tile.first + i, first, columns, buffer);
+      if (A.data != nullptr) from_float(buffer, A.row(i), A.dtype, 1, columns, false);
     } else if (A.dtype == TILEMOE_FLOAT32) {
       activate(experts, gate, up, reinterpret_cast<float*>(A.row(i)), columns);
     } else {

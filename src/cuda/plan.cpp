@@ -107,7 +107,7 @@ KernelKey key_of(const UpProjection& step) {
                   .weights = major_of(W1),
                   .activations = activations_of(experts),
                   .interleaved_columns = has_interleaved_columns(experts, W1),
-                  .adapter = present(step.adapter.rows),
+                  .adapter = present(step.adapter.rows) || writes_A_twice(step),
                   .codes = step.codes.given() || step.A_codes.given()};
   Variant special = general;
   special.activations = Activations::kSwiGLU;
@@ -287,7 +287,7 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
   };
 
   auto up = step_of(UpProjection{});
-  up.weights = weights;
+  up.weights = weights, up.A = adapter_of(request.experts.rank_2).rows;
   up.adapter = adapter_of(request.experts.rank_1), up.A_codes = codes_if(request.fp8);
   plan.up_projection = planned(up);
 

@@ -71,9 +71,10 @@ void check_recipe(const tilemoe_experts& experts) {
                           "recipe is fp8, which requires n to be a multiple of "
                               << kFp8Tile << " with the gate_layout concatenated, got " << experts.n
                               << ": gate and up would share scales");
-  TILEMOE_CHECK_SUPPORTED(experts.rank_1 == 0 && experts.rank_2 == 0,
-                          "recipe is fp8, which does not support adapters, but rank_1 is "
-                              << experts.rank_1 << " and rank_2 is " << experts.rank_2);
+  TILEMOE_CHECK_SUPPORTED(
+      experts.recipe == TILEMOE_RECIPE_FP8_FORWARD || (experts.rank_1 == 0 && experts.rank_2 == 0),
+      "recipe is fp8, which does not support adapters, but rank_1 is "
+          << experts.rank_1 << " and rank_2 is " << experts.rank_2 << "; use fp8_forward");
 }
 
 void check_fits(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {

@@ -81,6 +81,9 @@ tilemoe_tensor ForwardCall::checked_X() const {
   }
   TILEMOE_CHECK(is_fp8(experts), "X_codes is given, expected null: it requires the recipe fp8");
   check_absent("X", args.X, "X_codes is given");
+  TILEMOE_CHECK(
+      experts.rank_1 == 0,
+      "X_codes is given, but an adapter of W1 reads X in 16 bits: rank_1 is " << experts.rank_1);
   TILEMOE_CHECK(args.X_scales != nullptr, "X_codes is given and X_scales is null");
   TILEMOE_CHECK(reinterpret_cast<uintptr_t>(args.X_codes) % kFp8RowAlignment == 0,
                 "X_codes is not aligned to " << kFp8RowAlignment << " bytes");

@@ -212,8 +212,8 @@ void forward(const tilemoe_experts* experts, const tilemoe_forward_args* given,
              StepObserver* observer) {
   const ForwardCall call(experts, given);
   if (call.args.dry_run != 0) return;
-  tilemoe_tensor A{};  // absent in the fp8 recipe
-  if (!is_fp8(call.experts))
+  tilemoe_tensor A{};  // in the fp8 recipes only for an adapter of W2
+  if (!is_fp8(call.experts) || call.experts.rank_2 > 0)
     A = region(call.experts, call.routing.spec, call.args.workspace, call.plan.A, call.experts.n);
   run_forward(call, A, observer);
   tilemoe_saved* const saved = call.args.saved;

@@ -88,7 +88,8 @@ ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
   const Steps& steps = backend.steps;
   Plan plan;
   const bool fp8 = is_fp8(experts);
-  A = plan.take(gemms == Gemms::kBoth && !fp8 ? row_bytes(experts, spec, experts.n) : 0);
+  const bool has_A = gemms == Gemms::kBoth && (!fp8 || experts.rank_2 > 0);
+  A = plan.take(has_A ? row_bytes(experts, spec, experts.n) : 0);
   if (fp8) A_codes = take_codes(plan, spec.capacity, experts.n);
   P1 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_1));
   P2 = plan.take(saves ? 0 : row_bytes(experts, spec, experts.rank_2));

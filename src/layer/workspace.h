@@ -39,8 +39,8 @@ struct Fp8Region {
 
 // A lives until the last block of Y is made, a block of Y until the combine. P1 and P2 are here if
 // the call saves nothing. Dequantised weights of a block of experts: W1 and W1_up live while A is
-// made, in the place that Y and W2 have then. In the fp8 recipe A is its codes, and the codes of X
-// live while A is made; no weight is dequantised.
+// made, in the place that Y and W2 have then. In the fp8 recipes A is its codes, and for an adapter of
+// W2 its values too; the codes of X live while A is made; no weight is dequantised.
 struct ForwardPlan {
   size_t A, Y, P1, P2, W1, W2, total;
   Fp8Region A_codes, X_codes;

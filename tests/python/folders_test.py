@@ -48,6 +48,7 @@ ONE_INCLUDER = {
     "cuda/gemm/epilogue/sm90_quantize.h": "ops names the parts of an arch, and an epilogue is no part of ops",
     "cuda/gemm/epilogue/sm90_whole_gradient.h": "as sm90_activation.h",
     "cuda/gemm/load/sm80_weights.h": "ops names the parts of an arch, and a loader is no part of ops",
+    "cuda/gemm/sm90_fp8_adapter.h": "as sm80_codes_mma.h",
     "cuda/gemm/sm80_codes_mma.h": "ops names the parts of an arch, and MMAs are no part of ops",
 }
 # Headers of ptx without an instruction: the simulator compiles them as they are.

@@ -104,6 +104,27 @@ class Kernels(unittest.TestCase):
         one = self.measure(*few, "--load", "one-expert")
         self.assertEqual({values["rows"] for values in one.values()}, {16})
 
+    def test_computes_in_fp8(self):
+        """n is 64: gate and up are split. Weights in 16 bits have the same gradients."""
+        few = ["cpu-fine-grained", "--tokens", 4, "--repeat", 1, "--dtype", "bfloat16",
+               "--quantized", "none", "fp8"]
+        quantize = {"quantize_X", "quantize_dO", "quantize_dH"}
+        for recipe, name, own in (
+                ("fp8", "recipe", quantize),
+                ("fp8_forward", "forward",
+                 {"quantize_X", "dequantize_W2_again", "dequantize_W1_again"})):
+            found = {}
+            for full in self.measure(*few, "--recipe", recipe):
+                _, layer, step = full.split("/")
+                found.setdefault(layer, []).append(step)
+            fp8 = found[f"cpu-fine-grained-t4-fp8-{name}"]
+            self.assertEqual(found["cpu-fine-grained-t4"], STEPS)
+            self.assertEqual(set(fp8), set(STEPS) | own)
+            self.assertEqual([step for step in fp8 if step not in own], STEPS)
+        adapted = self.measure(*few[:-2], "fp8", "--recipe", "fp8_forward", "--lora-rank", 8)
+        self.assertEqual({name.split("/")[-1] for name in adapted},
+                         set(ADAPTED) | {"quantize_X", "dequantize_W1_again", "dequantize_W2_again"})
+
     def test_times_routing(self):
         found = self.measure("--routing", "cpu-t512", "--repeat", 1)
         names = [name.removeprefix("routing/cpu-t512/") for name in found]

@@ -26,6 +26,7 @@ struct Case {
   bool keeps_H = true;
   bool float_scales = false;
   int64_t first_row = 0;  // of the block of columns of Y
+  int64_t rank_1 = 0, rank_2 = 0;
   const cuda::TileConfiguration* tile = &cuda::kCluster256;
 };
 
@@ -127,12 +128,23 @@ class Problem {
         A_(1, rows_.capacity, c.n, 1),
         b1_(c.dtype, {rows_.E, 2 * c.n}, {2 * c.n, 1}),
         b2_(c.dtype, {rows_.E, c.d}, {c.d, 1}),
+        P1_(factor_rows(rows_.capacity, c.rank_1)),
+        P2_(factor_rows(rows_.capacity, c.rank_2)),
+        B1_(factor(2 * c.n, c.rank_1)),
+        B2_(factor(c.d, c.rank_2)),
+        A_values_(c.dtype, {rows_.capacity, c.n}, {c.n, 1}),
         H_(c.dtype, {rows_.capacity, 2 * c.n}, {2 * c.n, 1}),
         Y_(c.dtype, {rows_.capacity, Y_columns()}, {Y_columns(), 1}) {
     verify::Random random(3, 1);
     for (Codes* codes : {&X_, &gate_, &up_, &W2_}) codes->fill(random, c.float_scales);
     b1_.fill([](const Index& i) { return static_cast<double>(i[0] + i[1] % 7) / 8; });
     b2_.fill([](const Index& i) { return static_cast<double>(i[0] + i[1] % 5) / 4; });
+    for (PlacedTensor* P : {&P1_, &P2_})
+      P->fill([](const Index& i) { return static_cast<double>((3 * i[0] + i[1]) % 5 - 2) / 4; });
+    for (PlacedTensor* B : {&B1_, &B2_})
+      B->fill([&](const Index& i) {
+        return i[2] == term_of(*B, i[1]) ? static_cast<double>(i[0]) + 0.5 : 0.;
+      });
     experts_.struct_size = sizeof experts_, experts_.device = TILEMOE_CUDA;
     experts_.dtype = c.dtype, experts_.d = c.d, experts_.n = c.n, experts_.E = rows_.E;
     experts_.activation = c.activation;
@@ -160,6 +172,8 @@ class Problem {
       up.weights.b1 = columns_of(b1_.tensor(), 0, n);
     }
     if (case_.keeps_H) up.H = H_.tensor();
+    if (case_.rank_1 > 0) up.adapter = {P1_.tensor(), B1_.tensor()};
+    if (case_.rank_2 > 0) up.A = A_values_.tensor();
     up.codes = {gate_.weight(), case_.is_split ? up_.weight() : tilemoe_quantized{}};
     up.X_codes = X_.rows(), up.A_codes = A_.rows(), up.float_scales = case_.float_scales;
     up.tuning.tile = case_.tile;
@@ -172,6 +186,12 @@ class Problem {
     down.Y = Y_.tensor();
     down.codes = {W2_.weight(), {}, case_.first_row};
     down.A_codes = A_.rows();
+    if (case_.rank_2 > 0) {
+      down.adapter = {P2_.tensor(), B2_.tensor()};
+      tilemoe_tensor& factor = down.adapter.factor;
+      factor.data = static_cast<char*>(factor.data) + case_.first_row * factor.stride[1] * 2;
+      factor.shape[1] = Y_columns();
+    }
     down.tuning.tile = case_.tile;
     start(down);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -187,8 +207,13 @@ class Problem {
     Y_.expect("Y", has_row, [&](const Index& i) {
       const int64_t e = expert_of(i[0]), column = case_.first_row + i[1];
       const float bias = case_.has_biases ? static_cast<float>(b2_.at(e, column)) : 0;
-      return sum_of(A_, i[0], W2_, e, column) + bias;
+      const float sum = sum_of(A_, i[0], W2_, e, column);
+      return (case_.rank_2 > 0 ? sum + low_rank(P2_, B2_, i[0], column) : sum) + bias;
     });
+    if (case_.rank_2 > 0 && case_.activation == TILEMOE_REGLU)
+      A_values_.expect("A", has_row, [&](const Index& i) {
+        return std::max(H(i[0], i[1]), 0.f) * H(i[0], case_.n + i[1]);
+      });
     for (int64_t r = 0; r < rows_.M; ++r)
       for (int64_t first = 0; first < case_.n; first += kFp8Tile) expect_codes(r, first);
   }
@@ -220,6 +245,23 @@ class Problem {
     bias.shape[1] = columns;
     return bias;
   }
+  // P (capacity, rank) and B (E, rows, rank), of which each row has one number: sums are exact. Of
+  // rank 0: one column that no step reads.
+  PlacedTensor factor_rows(int64_t rows, int64_t rank) const {
+    rank = std::max<int64_t>(rank, 1);
+    return PlacedTensor(case_.dtype, {rows, rank}, {rank, 1});
+  }
+  PlacedTensor factor(int64_t rows, int64_t rank) const {
+    rank = std::max<int64_t>(rank, 1);
+    return PlacedTensor(case_.dtype, {rows_.E, rows, rank}, {rows * rank, rank, 1});
+  }
+  static int64_t term_of(const PlacedTensor& B, int64_t row) {
+    return (5 * row + 3) % B.tensor().shape[2];
+  }
+  float low_rank(const PlacedTensor& P, const PlacedTensor& B, int64_t row, int64_t column) const {
+    const int64_t term = term_of(B, column);
+    return static_cast<float>(P.at(row, term) * B.at({expert_of(row), column, term}));
+  }
   int64_t expert_of(int64_t row) const {
     int64_t e = 0;
     while (rows_.end(e) <= row) ++e;
@@ -228,8 +270,9 @@ class Problem {
   float H(int64_t row, int64_t column) const {
     const int64_t e = expert_of(row), source = case_.gathers ? row * 7 % rows_.T : row;
     const bool is_up = column >= case_.n;
-    const float sum = is_up && case_.is_split ? sum_of(X_, source, up_, e, column - case_.n)
-                                              : sum_of(X_, source, gate_, e, column);
+    float sum = is_up && case_.is_split ? sum_of(X_, source, up_, e, column - case_.n)
+                                        : sum_of(X_, source, gate_, e, column);
+    if (case_.rank_1 > 0) sum += low_rank(P1_, B1_, row, column);
     return case_.has_biases ? sum + static_cast<float>(b1_.at(e, column)) : sum;
   }
   // A's scale is that of its own numbers, and a code is at most one from that of the activation in
@@ -257,7 +300,7 @@ class Problem {
   Case case_;
   ExpertRows rows_;
   Codes X_, gate_, up_, W2_, A_;
-  PlacedTensor b1_, b2_, H_, Y_;
+  PlacedTensor b1_, b2_, P1_, P2_, B1_, B2_, A_values_, H_, Y_;
   tilemoe_experts experts_{};
   std::vector<cuda::instances::Row> run_;
 };
@@ -290,12 +333,29 @@ TEST_F(Fp8Projections, HaveTheSumsOfTheRecipe) {
         {.dtype = variant.recipe == cuda::RecipeName::kFp8BF16 ? TILEMOE_BFLOAT16 : TILEMOE_FLOAT16,
          .activation = is_up && variant.activations != kSwiGLU ? TILEMOE_REGLU : TILEMOE_SWIGLU,
          .gathers = variant.gathers,
+         .rank_1 = variant.adapter && is_up ? 80 : 0,
+         .rank_2 = variant.adapter ? 24 : 0,
          .tile = &row.tile});
     problem.run();
     problem.expect_sums();
     EXPECT_TRUE(problem.has_run(row)) << "another kernel ran";
   }
-  EXPECT_EQ(rows, 8);
+  EXPECT_EQ(rows, 13);
+}
+TEST_F(Fp8Projections, AddAnAdapterOfOneWeight) {
+  check({.activation = TILEMOE_REGLU, .has_biases = true, .rank_1 = 8});
+  check({.activation = TILEMOE_REGLU, .has_biases = true, .gathers = false, .rank_2 = 64});
+}
+TEST_F(Fp8Projections, AddAnAdapterToABlockOfColumns) {
+  check({.d = 400,
+         .n = 128,
+         .dtype = TILEMOE_FLOAT16,
+         .activation = TILEMOE_REGLU,
+         .is_split = false,
+         .keeps_H = false,
+         .first_row = 128,
+         .rank_1 = 16,
+         .rank_2 = 72});
 }
 TEST_F(Fp8Projections, AddBiases) {
   check({.has_biases = true, .keeps_H = false});

@@ -49,6 +49,16 @@ inline CodeRows input_code_rows(const InputGradient& step) {
   return {{step.codes.first_row, 0}, step.dX_rows.shape[1], 1, step.experts->d};
 }
 
+// The fp8 recipe: whether A is written as codes and in 16 bits, for an adapter of W2. The kernels of
+// an adapter of W1 do that, with or without one.
+template <class Step>
+bool writes_A_twice(const Step& /*step*/) {
+  return false;
+}
+inline bool writes_A_twice(const UpProjection& step) {
+  return step.A_codes.given() && present(step.A);
+}
+
 // ---- the weight gradients
 
 // Per expert and part, out = [out +] the sum over the expert's rows of dense^T gathered. The parts'

@@ -77,6 +77,19 @@ class Mma {
     ptx::wgmma_commit();
   }
 
+  // The same of a stage with an adapter's operands, of 16 bits.
+  template <class Element, int kPart>
+  __device__ __forceinline__ void multiply_adapter_part(float (&S)[64], uint32_t stage) const {
+    for (float& number : S) ptx::pin(number);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      ptx::wgmma<Element, 128, A::kMajor, B::kMajor>(
+          S, advance(a_, stage + step * kStepA),
+          advance(b_, stage + kPart * 128 * B::kRowBytes + step * kStepB), step != 0);
+    ptx::wgmma_commit();
+  }
+
   // Waits until at most kPending groups are in flight.
   template <int kPending>
   __device__ static void wait() {

@@ -38,8 +38,9 @@ int64_t k_blocks(int64_t sum) {
 template <class Arch, Variant kVariant, class Shape, class A, class B, class Epilogue,
           int kParts = 1>
 struct Projection {
-  using AdapterRows = typename Arch::template AdapterRows<Shape, A>;
-  using Factor = typename Arch::template Weights<Shape, kVariant.weights, kParts>;
+  using AdapterShape = typename Arch::template AdapterShape<Shape>;
+  using AdapterRows = typename Arch::template AdapterRows<AdapterShape, A>;
+  using Factor = typename Arch::template Weights<AdapterShape, kVariant.weights, kParts>;
   template <class First, class Second>
   using Source =
       std::conditional_t<kVariant.adapter, typename Arch::template Chained<First, Second>, First>;
@@ -53,9 +54,16 @@ struct Projection {
                   const typename Epilogue::Params& epilogue, int64_t columns, int64_t blocks) {
     const Adapter& adapter = step.adapter;
     TILEMOE_ASSERT(
-        present(adapter.rows) == kVariant.adapter,
+        present(adapter.rows) == kVariant.adapter || writes_A_twice(step),
         "the kernel is for a step " << (kVariant.adapter ? "with" : "without") << " an adapter");
     typename Gemm::Params params{.epilogue = epilogue};
+    if constexpr (kVariant.adapter && is_fp8(kVariant.recipe))
+      if (!present(adapter.rows)) {  // no k block reads the second source
+        params.a.first = a, params.b.first = b;
+        for (int p = 0; p < kParts; ++p) params.b.second.part[p] = b.part[p];
+        params.a.first_blocks = params.b.first_blocks = static_cast<int32_t>(blocks);
+        return run_over_rows<Arch, Gemm>(params, step, columns, blocks);
+      }
     if constexpr (kVariant.adapter) {
       const int64_t rank = adapter.rows.shape[1];
       Rows in_order = step.rows;
@@ -63,9 +71,9 @@ struct Projection {
       tilemoe_tensor factor[kParts];
       for (int p = 0; p < kParts; ++p) factor[p] = rows_of(adapter.factor, p * columns, columns, 1);
       params.a = LoadA::params(a, blocks, AdapterRows::params(adapter.rows, in_order), rank,
-                               Shape::BLOCK_K);
-      params.b = LoadB::params(b, blocks, Factor::params(factor), rank, Shape::BLOCK_K);
-      blocks += k_blocks<Shape>(rank);
+                               AdapterShape::BLOCK_K);
+      params.b = LoadB::params(b, blocks, Factor::params(factor), rank, AdapterShape::BLOCK_K);
+      blocks += k_blocks<AdapterShape>(rank);
     } else {
       params.a = a, params.b = b;
     }
@@ -94,6 +102,17 @@ typename Load::Params rows_params(const Rows& rows, const tilemoe_tensor& values
     return Load::params(values, rows);
 }
 
+// The epilogue of the up-projection.
+template <class Arch, Variant kVariant, class Shape>
+struct UpEpilogue {
+  using type =
+      typename Arch::template Activation<Shape, kVariant.activations, kVariant.interleaved_columns>;
+};
+template <class Arch, Variant kVariant, class Shape>
+requires(is_fp8(kVariant.recipe) && kVariant.adapter) struct UpEpilogue<Arch, kVariant, Shape> {
+  using type = typename Arch::template ActivationInBoth<Shape, kVariant.activations>;
+};
+
 // H = X W1^T + b1, A = act(H): gathers X while it loads, and finishes A before it stores.
 
 // With interleaved gate/up columns in W1, the GEMM has 2n columns like any other, and its epilogue
@@ -101,8 +120,7 @@ typename Load::Params rows_params(const Rows& rows, const tilemoe_tensor& values
 template <class Arch, Variant kVariant, TileConfiguration kTile>
 void run(const UpProjection& step) {
   using Shape = typename Arch::template Shape<kVariant, kTile>;
-  using Epilogue =
-      typename Arch::template Activation<Shape, kVariant.activations, kVariant.interleaved_columns>;
+  using Epilogue = typename UpEpilogue<Arch, kVariant, Shape>::type;
   using X = typename Arch::template Rows<Shape, kVariant.gathers>;
   using W1 = typename ProjectedWeights<Arch, kVariant, Shape, Epilogue::kParts>::type;
   const tilemoe_experts& experts = *step.experts;

@@ -125,6 +125,8 @@ struct Sm100 {
   using BDense = load::DenseRowsAsK<Shape>;
 
   // ---- an operand with a second source, an adapter's: its rows arrive as the first source's
+  template <class Shape>
+  using AdapterShape = Shape;
   template <class Shape, class First>
   using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRows<Shape>,
                                          load::DenseRows<Shape>>;

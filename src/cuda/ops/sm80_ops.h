@@ -58,6 +58,8 @@ struct Sm80 {
   using BDense = sm80::DenseRowsAsK<Shape>;
 
   // ---- an operand with a second source, an adapter's
+  template <class Shape>
+  using AdapterShape = Shape;
   template <class Shape, class First>
   using AdapterRows = sm80::SourceRows<Shape, false>;
   template <class First, class Second>

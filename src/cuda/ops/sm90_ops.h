@@ -21,6 +21,7 @@
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
 #include "cuda/gemm/sm90_fp8.h"
+#include "cuda/gemm/sm90_fp8_adapter.h"
 #include "cuda/gemm/sm90_fp8_parts.h"
 #include "cuda/gemm/split_k.h"
 #include "cuda/ops/table.h"
@@ -97,10 +98,9 @@ struct ActivationOf<Shape, Activations::kGated, true> {
 
 // One slot of stores per warp: with two, and scales of gathered rows, the ring would have a stage
 // less.
-template <class Shape, Activations kSet>
-using QuantizingOf =
-    QuantizingEpilogue<Shape, kSet,
-                       RaggedStore<Shape, typename Shape::Recipe::Out::H, kStoreColumns, 1>>;
+template <class Shape, Activations kSet, bool kStoresA = false>
+using QuantizingOf = QuantizingEpilogue<
+    Shape, kSet, RaggedStore<Shape, typename Shape::Recipe::Out::H, kStoreColumns, 1>, kStoresA>;
 template <Fp8Shape Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = QuantizingOf<Shape, Activations::kSwiGLU>;
@@ -177,6 +177,8 @@ struct Sm90 {
   using BDense = load::DenseRowsAsK<Shape>;
 
   // ---- an operand with a second source, an adapter's: its rows arrive as the first source's
+  template <class Shape>
+  using AdapterShape = typename sm90::AdapterShapeOf<Shape>::type;
   template <class Shape, class First>
   using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRows<Shape>,
                                          load::DenseRows<Shape>>;
@@ -186,6 +188,8 @@ struct Sm90 {
   // ---- epilogues
   template <class Shape, Activations kSet, bool kInterleavedColumns>
   using Activation = typename sm90::ActivationOf<Shape, kSet, kInterleavedColumns>::type;
+  template <class Shape, Activations kSet>
+  using ActivationInBoth = sm90::QuantizingOf<Shape, kSet, true>;
   template <class Shape, class Element>
   using Store = typename sm90::StoreOf<Shape, Element>::type;
   template <class Shape, Activations kSet>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/fp8.h"
 #include "cuda/core/fragment.h"
@@ -16,8 +17,9 @@
 namespace tilemoe::cuda::sm90 {
 
 // H = D + bias in 16 bits, stored if the caller requests it, and A = act(H) as codes. A tile's
-// columns are gate and up of 128 columns of A, which have one scale per row.
-template <class Shape, Activations kActivations, FragmentStore Rows>
+// columns are gate and up of 128 columns of A, which have one scale per row. kStoresA: A in 16 bits
+// too, if requested, for an adapter of W2.
+template <class Shape, Activations kActivations, FragmentStore Rows, bool kStoresA>
 class QuantizingEpilogue {
  public:
   static constexpr int kParts = 2;
@@ -25,7 +27,7 @@ class QuantizingEpilogue {
   static constexpr int kSharedBytes = Rows::kSharedBytes;
   static_assert(Shape::kFragments == 1 && Shape::BLOCK_N == kParts * kColumns);
 
-  struct Params {
+  struct ParamsWithoutA {
     typename Rows::Output H;  // (capacity, 2, n); optional
     uint8_t* codes;           // of A, (capacity, n)
     float* scales;            // (capacity, scale_stride)
@@ -35,18 +37,26 @@ class QuantizingEpilogue {
     float largest;
     bool power_of_two;
   };
+  struct ParamsWithA : ParamsWithoutA {
+    typename Rows::Output A;  // (capacity, 1, n); optional
+  };
+  using Params = std::conditional_t<kStoresA, ParamsWithA, ParamsWithoutA>;
 
   static Params params(const UpProjection& step, const UpParts& biases) {
     const tilemoe_experts& experts = *step.experts;
-    return {.H = Rows::output(step.H, kParts, experts.n),
-            .codes = step.A_codes.codes,
-            .scales = step.A_codes.scales,
-            .n = static_cast<int32_t>(experts.n),
-            .scale_stride = static_cast<int32_t>(blocks_of(experts.n, kFp8Tile)),
-            .bias = {bias_of(biases.part[0]), bias_of(biases.part[1])},
-            .activation = activation_params(experts),
-            .largest = largest_of(experts.dtype),
-            .power_of_two = !step.float_scales};
+    Params params{};
+    static_cast<ParamsWithoutA&>(params) = {
+        .H = Rows::output(step.H, kParts, experts.n),
+        .codes = step.A_codes.codes,
+        .scales = step.A_codes.scales,
+        .n = static_cast<int32_t>(experts.n),
+        .scale_stride = static_cast<int32_t>(blocks_of(experts.n, kFp8Tile)),
+        .bias = {bias_of(biases.part[0]), bias_of(biases.part[1])},
+        .activation = activation_params(experts),
+        .largest = largest_of(experts.dtype),
+        .power_of_two = !step.float_scales};
+    if constexpr (kStoresA) params.A = Rows::output(step.A, 1, experts.n);
+    return params;
   }
 
   __device__ QuantizingEpilogue(const Params& params, uint32_t shared, int32_t thread)
@@ -66,6 +76,10 @@ class QuantizingEpilogue {
                                      [&](int m, int i) { return D[m][kUp + i]; });
     }
     activate<kActivations>(params_.activation, D);
+    if constexpr (kStoresA)
+      if (params_.A.columns != 0)
+        store_columns<Shape, kColumns>(rows_, params_.A, row, tile.row_end, 0, column,
+                                       [&](int m, int i) { return D[m][i]; });
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       store_row(D, half, row + Shape::fragment_row(0) + fragment::row(half), tile.row_end, column);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/schedule/tile.h"
@@ -19,8 +18,10 @@ class Chained {
   using Second = Second_;
   using Operand = typename First::Operand;
   static constexpr int kTmaBytes = First::kTmaBytes;
-  static_assert(std::is_same_v<Operand, typename Second::Operand> &&
-                kTmaBytes == Second::kTmaBytes);
+  // With codes, the first source's stage also has their scales.
+  static_assert(Operand::kMajor == Second::Operand::kMajor &&
+                Operand::kRows == Second::Operand::kRows &&
+                Operand::kBytes >= Second::Operand::kBytes && kTmaBytes == Second::kTmaBytes);
 
   struct Params {
     typename First::Params first;
