@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Write docs/results.md, and README.md's table of results, from benchmarks/results/*.jsonl.
+"""Write docs/results.md and parts of README.md and docs/distributed.md from the results files.
 
-  python3 benchmarks/results_page.py             # writes both
+  python3 benchmarks/results_page.py             # writes them
   python3 benchmarks/results_page.py --check     # status 1 if a page differs from the results
 
-README's table is between the lines <!-- results --> and <!-- /results -->.
+The parts are between the lines <!-- results --> and <!-- /results -->. README's row of Hopper GPUs
+has the number of GPUs on which tests ran.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+DISTRIBUTED = ROOT / "docs" / "distributed.md"
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 import records  # noqa: E402
 from layers import LAYERS  # noqa: E402
@@ -777,8 +779,57 @@ def slower(found):
 PART = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
+TESTED_ON = re.compile(r"tested on one[a-z, ]* GPUs")
+
+
+def with_part(text, part):
+    """Return a page with its part replaced."""
+    return PART.sub(lambda found: f"{found[1]}{part}{found[2]}", text)
+
+
 def readme(text):
-    return PART.sub(lambda found: f"{found[1]}{readme_table()}\n{found[2]}", text)
+    counts = {one.values["gpus"] for one in Results("gpu_tests").all.values()
+              if one.values["status"] == "passed"}  # fmt: skip
+    words = [word for count, word in ((2, "two"), (4, "four"), (8, "eight"))
+             if count in counts]  # fmt: skip
+    tested = " and ".join(["one", *words]) if len(words) < 2 else (
+        ", ".join(["one", *words[:-1]]) + f" and {words[-1]}")
+    return with_part(TESTED_ON.sub(f"tested on {tested} GPUs", text), f"{readme_table()}\n")
+
+
+def distributed(text):
+    return with_part(text, layers_of_ranks())
+
+
+def layers_of_ranks():
+    """Return the section of docs/distributed.md that compares layers, or nothing before a run."""
+    found = {name: of for name, of in Results("expert_parallel").table_of("expert-parallel").items()
+             if "lossless" in of and "torchtitan" in of}  # fmt: skip
+    step = lambda one: one.median("step_ms")
+    gib = lambda one: f"{one.values['peak_bytes'] / GIB:.1f}"
+    rows = []
+    for name, of in found.items():
+        ours, titan = of["lossless"], of["torchtitan"]
+        ways = {way: one for way, one in of.items() if "plan_bytes" in one.values}
+        fastest = min(ways, key=lambda way: step(ways[way]))
+        way, _, ctas = fastest.partition("@")
+        said = WAYS[way] + (f", {ctas} CTAs per SM" if ctas else "")
+        of_two = found.get(re.sub(r"R=\d+", "R=2", name), {}).get("lossless")
+        rows.append([name.partition("/")[0], ours.values["T"], ours.values["ranks"],
+                     f"{step(ours):.2f}", f"{step(titan) / step(ours):.2f}x",
+                     f"{step(ways[fastest]):.2f}: {said}", f"{gib(ours)}, {gib(titan)}",
+                     f"{100 * step(of_two) / step(ours):.0f} %" if of_two else ""])  # fmt: skip
+    if not rows:
+        return ""
+    one = next(iter(found.values()))
+    return "\n".join([
+        "### Speed", "",
+        paragraph("Forward and backward of a layer with the default memory, T tokens per GPU:"), "",
+        table("layer | T | GPUs | ms | vs torchtitan's all-to-all | fastest, ms | "
+              "peak, GiB: TileMoE, torchtitan | speed / that on 2 GPUs", rows), "",
+        paragraph(f"{measured(one['lossless'], one['torchtitan'])}; "
+                  "[more](results.md#expert-parallelism)."), "",
+    ]) + "\n"  # fmt: skip
 
 
 def main(argv=None):
@@ -788,7 +839,8 @@ def main(argv=None):
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args(argv)
-    for file, text in ((PAGE, page()), (README, readme(README.read_text()))):
+    for file, text in ((PAGE, page()), (README, readme(README.read_text())),
+                       (DISTRIBUTED, distributed(DISTRIBUTED.read_text()))):
         if args.check and text != file.read_text():
             sys.exit(f"results_page.py: error: {file.name} differs from the results; "
                      "run results_page.py")  # fmt: skip

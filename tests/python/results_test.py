@@ -113,6 +113,23 @@ class Pages(Copied):
         self.change("peers.jsonl", "bench/olmoe/sonic-moe")
         self.assertNotEqual(results_page.readme(text), written)
 
+    def test_distributed_has_no_section_before_a_run(self):
+        self.assertEqual(results_page.layers_of_ranks(), "")
+
+    def test_readme_has_the_number_of_gpus_that_were_tested(self):
+        row = "| H100 | yes | tested on one and two GPUs |"
+        self.assertEqual(results_page.readme(row), row)
+        file = self.folder / "gpu_tests.jsonl"
+        line = lambda status: records.Measurement("ranks/pull", "b", {}, "0123456",
+                                                  {"gpus": 4, "status": status})  # fmt: skip
+        lines = records.read(file)
+        records.write(file, [*lines, line("exit status 1")])
+        self.assertEqual(results_page.readme(row), row)
+        records.write(file, [*lines, line("passed")])
+        written = results_page.readme(row)
+        self.assertEqual(written, "| H100 | yes | tested on one, two and four GPUs |")
+        self.assertEqual(results_page.readme(written), written)
+
     def test_readme_names_slower_passes(self):
         path = self.folder / "peers.jsonl"
         lines = {one.name: one for one in records.read(path)}
@@ -174,8 +191,9 @@ class Measured(Copied):
             self.add("expert_parallel", f"{name}/links", all_gather_gb_per_s=250.0, **line)
             line |= dict(peak_bytes=2**30, time_over_own=[1.0, 1.25, 2.0])
             self.add("expert_parallel", f"{name}/own", step_ms=[1, 40.0, 50], **line)
-            self.add("expert_parallel", f"{name}/lossless@4", step_ms=[1, ms, 99], plan_bytes=2**31,
-                     in_graph=True, **line)  # fmt: skip
+            for way, faster in (("lossless@4", 0), ("lossless", 0), ("pull-lossless", 1)):
+                self.add("expert_parallel", f"{name}/{way}", step_ms=[1, ms - faster, 99],
+                         plan_bytes=2**31, in_graph=True, **line)  # fmt: skip
             self.add("expert_parallel", f"{name}/torchtitan", step_ms=[1, 80, 99], in_graph=False,
                      versions={"torchtitan": "0.3.0"}, **line)  # fmt: skip
         shown = results_page.expert_parallel()
@@ -189,6 +207,12 @@ class Measured(Copied):
         self.assertIn("an all-gather sends 250 GB/s", shown)
         self.assertIn("torchtitan 0.3.0", shown)
         self.assertNotIn("| k2 |", results_page.sizes())
+        page = results_page.DISTRIBUTED.read_text()
+        written = results_page.distributed(page)
+        self.assertIn("| qwen3-235b | 4096 | 4 | 52.00 | 1.54x | 51.00: pull, memory for every "
+                      "routing | 1.0, 1.0 | 96 % |", written)  # fmt: skip
+        self.assertIn("\n### Speed\n", written)
+        self.assertIn("\n\n<!-- /results -->\n\n### Uneven", written)
         self.assertNotIn("links", shown)
 
     def training(self, experts, processes, speed, layers=16, **values):
