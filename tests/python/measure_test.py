@@ -174,6 +174,13 @@ class Measure(StandIns):
             self.assertNotIn(f"\n{other}", said)
 
 
+def temporary(test):
+    """A folder that is removed after the test."""
+    folder = tempfile.TemporaryDirectory()
+    test.addCleanup(folder.cleanup)
+    return pathlib.Path(folder.name)
+
+
 class Sources(unittest.TestCase):
     def test_comments_do_not_count(self):
         code = lambda name, text: parts.without_comments(name, text)
@@ -185,7 +192,7 @@ class Sources(unittest.TestCase):
                          'def f():\ng(\n"kept",\n)')
 
     def test_a_digest_is_of_code_that_runs_on_gpus(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        folder = temporary(self)
         for name in ("src/cuda/a.cu", "src/cpu/b.cpp"):
             (folder / name).parent.mkdir(parents=True)
             (folder / name).write_text("int x;\n")
@@ -273,7 +280,7 @@ class Parts(unittest.TestCase):
     def test_packages_of_a_training_are_on_its_path(self):
         part = parts.PARTS["training"]
         machine = parts.supposed(part)
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        folder = temporary(self)
         deeper = folder / "sonic-moe" / "nvidia_cutlass_dsl" / "dsl_packages"
         deeper.mkdir(parents=True)
         machine.peers = folder
