@@ -478,11 +478,24 @@ NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterM
          "grouped_mm": "torch, compiled"}  # fmt: skip
 
 
-def training_row(one, ours, of_one):
-    """Return the row of a training.
+def scaling(one):
+    """Return the cell of a training's speed per GPU, divided by that on the fewest GPUs.
 
-    of_one: the speed per GPU divided by that of one GPU, a list of one cell or none.
+    Both are measure.py's, of equal micro-batches. The cell is empty if no fewer GPUs were measured.
     """
+    same = ("experts", "layers", "recompute", "micro_batch")
+    alike = [other for _, other in trainings()
+             if other.device == one.device and "item" in other.values and "item" in one.values
+             and all(other.values[key] == one.values[key] for key in same)
+             and other.values.get("expert_parallel", 1) == 1]  # fmt: skip
+    fewest = min(alike, key=lambda other: other.values["processes"], default=one)
+    if fewest.values["processes"] >= one.values["processes"]:
+        return ""
+    return f"{100 * tokens_per_day(one) / tokens_per_day(fewest):.0f} %"
+
+
+def training_row(one, ours, scaled):
+    """Return the row of a training; scaled: a list of one cell or none."""
     values, shared = one.values, one.values.get("expert_parallel", 1)
     named = NAMES[values["experts"]] + (f", experts shared by {shared}" if shared > 1 else "")
     named += f", {values['layers']} layers" if values["layers"] != 40 else ""
@@ -491,7 +504,7 @@ def training_row(one, ours, of_one):
     return [named,
             *(values[key] for key in ("processes", "recompute", "micro_batch")),
             f"{one.median('step_ms'):.0f}", f"{tokens_per_day(one):.2f}", mfu,
-            f"{one.median('peak_bytes') / GIB:.0f}", faster, *of_one]  # fmt: skip
+            f"{one.median('peak_bytes') / GIB:.0f}", faster, *scaled]  # fmt: skip
 
 
 def training_speed():
@@ -500,15 +513,11 @@ def training_speed():
     for device in dict.fromkeys(of[0] for of in configurations):
         rows, measurements = [], []
         here = [of for of in configurations if of[0] == device]
-        scaled = [of[1] for of in here if of[2] > 1 and best_of((device, of[1], 1, 1))]
-        scaled = [layers for layers in scaled if layers != 40]
+        scaled = any(scaling(one) for of in here for one in best_of(of).values())
         for of in here:
-            best, alone = best_of(of), best_of((device, of[1], 1, 1)).get("tilemoe")
-            for experts, one in best.items():
-                ratio = ""
-                if alone and experts == "tilemoe" and of[1] in scaled:
-                    ratio = f"{100 * tokens_per_day(one) / tokens_per_day(alone):.0f} %"
-                rows.append(training_row(one, best.get("tilemoe"), [ratio] if scaled else []))
+            best = best_of(of)
+            rows += [training_row(one, best.get("tilemoe"), [scaling(one)] if scaled else [])
+                     for one in best.values()]  # fmt: skip
             measurements += best.values()
         commits = sorted({one.commit[:7] for one in measurements})
         first = measurements[0]
@@ -517,7 +526,7 @@ def training_speed():
                 "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
         header = ["experts", "GPUs", "recompute", "micro-batch", "step, ms",
                   "billion tokens per day and GPU", "MFU", "peak, GiB", "TileMoE is faster by",
-                  *["speed per GPU / that of one"] * bool(scaled)]  # fmt: skip
+                  *["speed per GPU / that on the fewest GPUs"] * scaled]  # fmt: skip
         tables += [table(header, rows), paragraph(said)]
     return section(
         "Training speed",
