@@ -150,12 +150,14 @@ def layers():
     """Compare the layer from PyTorch with its peers."""
     results, rows, memory = Results("peers"), [], []
     found, release = results.table_of("bench"), results.table_of("release")
-    peers = PEERS | SCATTER if all(SCATTER.keys() <= of.keys() for of in found.values()) else PEERS
+    peers = PEERS | SCATTER if any(SCATTER.keys() <= of.keys() for of in found.values()) else PEERS
     both = lambda ours, peer: " / ".join(times_faster(ours, peer, f"{way}_ms") for way in PASSES)
     for layer, of in found.items():
         ours, older = of["tilemoe"], release.get(layer)
         ratios = [both(ours, of[peer]) if peer in of else "" for peer in peers]
-        ratios += [both(older["tilemoe"], older[SONIC]) if older else ""] * bool(release)
+        if release:
+            there = older and SONIC in older
+            ratios.append(both(older["tilemoe"], older[SONIC]) if there else "")
         rows.append([layer, passes(ours), *ratios])
         cell = lambda peer, of=of: f"{peak(of[peer]) / MIB:.0f}" if peer in of else ""
         memory.append([layer, *map(cell, ("tilemoe", *peers)),
