@@ -343,8 +343,18 @@ PARTS = {part.name: part for part in (
 )}  # fmt: skip
 
 
-def supposed(part, gpus=None):
+MEMORIES = (81559, 143771)  # MiB of an H100 and of an H200: some items depend on it
+
+
+def supposed(part, gpus=None, mib=MEMORIES[0]):
     """Return a machine with all that a part needs, to list its items."""
     machine = Machine(ROOT / "build" / "absent")
-    machine.archs, machine.gpus = ["sm90", "sm80"], [81559] * (gpus or part.gpus)
+    machine.archs, machine.gpus = ["sm90", "sm80"], [mib] * (gpus or part.gpus)
     return machine
+
+
+def names_of(part, gpus=None):
+    """Return the names of the part's items for each size of a GPU's memory."""
+    folder = ROOT / "build" / "absent"
+    return [[item.name for item in part.items(supposed(part, gpus, mib), folder)]
+            for mib in MEMORIES]

@@ -218,7 +218,7 @@ class Parts(unittest.TestCase):
         for part in parts.PARTS.values():
             names = [item.name for item in self.items(part)]
             self.assertEqual(len(set(names)), len(names), part.name)
-            self.assertTrue(measure.measuring(self.items(part)), part.name)
+            self.assertTrue(measure.measuring(names), part.name)
             self.assertLessEqual(part.seconds, measure.PART_LIMIT_S)
             for item in self.items(part):
                 self.assertLessEqual(item.limit_s, measure.PART_LIMIT_S)
@@ -276,6 +276,17 @@ class Parts(unittest.TestCase):
         self.assertEqual(layers(), [True] * 4)
         machine.gpus = [143771]
         self.assertEqual(layers(), [False] * 4)
+
+    def test_a_training_on_either_gpu_is_current(self):
+        part, folder = parts.PARTS["training"], temporary(self)
+        results = measure.Results(folder)
+        for own in parts.names_of(part):
+            lines = [records.Measurement(name, "a GPU", {}, "0123456", {
+                "item": f"training/{name}", "sources": results.digest(part)}) for name in own]
+            records.write(folder / "pretrain.jsonl", lines[1:])  # the first one is the corpus
+            self.assertEqual(measure.state(part, results), ("current", True))
+            records.write(folder / "pretrain.jsonl", lines[2:])
+            self.assertFalse(measure.state(part, results)[1])
 
     def test_packages_of_a_training_are_on_its_path(self):
         part = parts.PARTS["training"]
