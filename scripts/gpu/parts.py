@@ -254,7 +254,7 @@ def memory(machine, folder):
 
 
 def of_memory(one):
-    """The layer's own default is to overwrite H: results.md has that option's name."""
+    """Name the lines by the option: the layer's default is to overwrite H."""
     item, (_, layer, peer) = one.values["item"], one.name.split("/")
     if "/blocks-" in item:
         count = int(item.rsplit("-", 1)[1])
