@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Write docs/results.md, and README.md's table of results, from benchmarks/results/*.jsonl.
+"""Write docs/results.md and parts of README.md and docs/distributed.md from the results files.
 
-  python3 benchmarks/results_page.py             # writes both
+  python3 benchmarks/results_page.py             # writes them
   python3 benchmarks/results_page.py --check     # status 1 if a page differs from the results
 
-README's table is between the lines <!-- results --> and <!-- /results -->.
+The parts are between the lines <!-- results --> and <!-- /results -->. README's row of Hopper GPUs
+has the number of GPUs on which tests ran.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import textwrap
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
+DISTRIBUTED = ROOT / "docs" / "distributed.md"
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 import records  # noqa: E402
 from layers import LAYERS  # noqa: E402
@@ -148,12 +150,14 @@ def layers():
     """Compare the layer from PyTorch with its peers."""
     results, rows, memory = Results("peers"), [], []
     found, release = results.table_of("bench"), results.table_of("release")
-    peers = PEERS | SCATTER if all(SCATTER.keys() <= of.keys() for of in found.values()) else PEERS
+    peers = PEERS | SCATTER if any(SCATTER.keys() <= of.keys() for of in found.values()) else PEERS
     both = lambda ours, peer: " / ".join(times_faster(ours, peer, f"{way}_ms") for way in PASSES)
     for layer, of in found.items():
         ours, older = of["tilemoe"], release.get(layer)
         ratios = [both(ours, of[peer]) if peer in of else "" for peer in peers]
-        ratios += [both(older["tilemoe"], older[SONIC]) if older else ""] * bool(release)
+        if release:
+            there = older and SONIC in older
+            ratios.append(both(older["tilemoe"], older[SONIC]) if there else "")
         rows.append([layer, passes(ours), *ratios])
         cell = lambda peer, of=of: f"{peak(of[peer]) / MIB:.0f}" if peer in of else ""
         memory.append([layer, *map(cell, ("tilemoe", *peers)),
@@ -476,11 +480,24 @@ NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterM
          "grouped_mm": "torch, compiled"}  # fmt: skip
 
 
-def training_row(one, ours, of_one):
-    """Return the row of a training.
+def scaling(one):
+    """Return the cell of a training's speed per GPU, divided by that on the fewest GPUs.
 
-    of_one: the speed per GPU divided by that of one GPU, a list of one cell or none.
+    Both are measure.py's, of equal micro-batches. The cell is empty if no fewer GPUs were measured.
     """
+    same = ("experts", "layers", "recompute", "micro_batch")
+    alike = [other for _, other in trainings()
+             if other.device == one.device and "item" in other.values and "item" in one.values
+             and all(other.values[key] == one.values[key] for key in same)
+             and other.values.get("expert_parallel", 1) == 1]  # fmt: skip
+    fewest = min(alike, key=lambda other: other.values["processes"], default=one)
+    if fewest.values["processes"] >= one.values["processes"]:
+        return ""
+    return f"{100 * tokens_per_day(one) / tokens_per_day(fewest):.0f} %"
+
+
+def training_row(one, ours, scaled):
+    """Return the row of a training; scaled: a list of one cell or none."""
     values, shared = one.values, one.values.get("expert_parallel", 1)
     named = NAMES[values["experts"]] + (f", experts shared by {shared}" if shared > 1 else "")
     named += f", {values['layers']} layers" if values["layers"] != 40 else ""
@@ -489,7 +506,7 @@ def training_row(one, ours, of_one):
     return [named,
             *(values[key] for key in ("processes", "recompute", "micro_batch")),
             f"{one.median('step_ms'):.0f}", f"{tokens_per_day(one):.2f}", mfu,
-            f"{one.median('peak_bytes') / GIB:.0f}", faster, *of_one]  # fmt: skip
+            f"{one.median('peak_bytes') / GIB:.0f}", faster, *scaled]  # fmt: skip
 
 
 def training_speed():
@@ -498,15 +515,11 @@ def training_speed():
     for device in dict.fromkeys(of[0] for of in configurations):
         rows, measurements = [], []
         here = [of for of in configurations if of[0] == device]
-        scaled = [of[1] for of in here if of[2] > 1 and best_of((device, of[1], 1, 1))]
-        scaled = [layers for layers in scaled if layers != 40]
+        scaled = any(scaling(one) for of in here for one in best_of(of).values())
         for of in here:
-            best, alone = best_of(of), best_of((device, of[1], 1, 1)).get("tilemoe")
-            for experts, one in best.items():
-                ratio = ""
-                if alone and experts == "tilemoe" and of[1] in scaled:
-                    ratio = f"{100 * tokens_per_day(one) / tokens_per_day(alone):.0f} %"
-                rows.append(training_row(one, best.get("tilemoe"), [ratio] if scaled else []))
+            best = best_of(of)
+            rows += [training_row(one, best.get("tilemoe"), [scaling(one)] if scaled else [])
+                     for one in best.values()]  # fmt: skip
             measurements += best.values()
         commits = sorted({one.commit[:7] for one in measurements})
         first = measurements[0]
@@ -515,7 +528,7 @@ def training_speed():
                 "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
         header = ["experts", "GPUs", "recompute", "micro-batch", "step, ms",
                   "billion tokens per day and GPU", "MFU", "peak, GiB", "TileMoE is faster by",
-                  *["speed per GPU / that of one"] * bool(scaled)]  # fmt: skip
+                  *["speed per GPU / that on the fewest GPUs"] * scaled]  # fmt: skip
         tables += [table(header, rows), paragraph(said)]
     return section(
         "Training speed",
@@ -777,8 +790,57 @@ def slower(found):
 PART = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
+TESTED_ON = re.compile(r"tested on one[a-z, ]* GPUs")
+
+
+def with_part(text, part):
+    """Return a page with its part replaced."""
+    return PART.sub(lambda found: f"{found[1]}{part}{found[2]}", text)
+
+
 def readme(text):
-    return PART.sub(lambda found: f"{found[1]}{readme_table()}\n{found[2]}", text)
+    counts = {one.values["gpus"] for one in Results("gpu_tests").all.values()
+              if one.values["status"] == "passed"}  # fmt: skip
+    words = [word for count, word in ((2, "two"), (4, "four"), (8, "eight"))
+             if count in counts]  # fmt: skip
+    tested = " and ".join(["one", *words]) if len(words) < 2 else (
+        ", ".join(["one", *words[:-1]]) + f" and {words[-1]}")
+    return with_part(TESTED_ON.sub(f"tested on {tested} GPUs", text), f"{readme_table()}\n")
+
+
+def distributed(text):
+    return with_part(text, layers_of_ranks())
+
+
+def layers_of_ranks():
+    """Return the section of docs/distributed.md that compares layers, or nothing before a run."""
+    found = {name: of for name, of in Results("expert_parallel").table_of("expert-parallel").items()
+             if "lossless" in of and "torchtitan" in of}  # fmt: skip
+    step = lambda one: one.median("step_ms")
+    gib = lambda one: f"{one.values['peak_bytes'] / GIB:.1f}"
+    rows = []
+    for name, of in found.items():
+        ours, titan = of["lossless"], of["torchtitan"]
+        ways = {way: one for way, one in of.items() if "plan_bytes" in one.values}
+        fastest = min(ways, key=lambda way: step(ways[way]))
+        way, _, ctas = fastest.partition("@")
+        said = WAYS[way] + (f", {ctas} CTAs per SM" if ctas else "")
+        of_two = found.get(re.sub(r"R=\d+", "R=2", name), {}).get("lossless")
+        rows.append([name.partition("/")[0], ours.values["T"], ours.values["ranks"],
+                     f"{step(ours):.2f}", f"{step(titan) / step(ours):.2f}x",
+                     f"{step(ways[fastest]):.2f}: {said}", f"{gib(ours)}, {gib(titan)}",
+                     f"{100 * step(of_two) / step(ours):.0f} %" if of_two else ""])  # fmt: skip
+    if not rows:
+        return ""
+    one = next(iter(found.values()))
+    return "\n".join([
+        "### Speed", "",
+        paragraph("Forward and backward of a layer with the default memory, T tokens per GPU:"), "",
+        table("layer | T | GPUs | ms | vs torchtitan's all-to-all | fastest, ms | "
+              "peak, GiB: TileMoE, torchtitan | speed / that on 2 GPUs", rows), "",
+        paragraph(f"{measured(one['lossless'], one['torchtitan'])}; "
+                  "[more](results.md#expert-parallelism)."), "",
+    ]) + "\n"  # fmt: skip
 
 
 def main(argv=None):
@@ -788,7 +850,8 @@ def main(argv=None):
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     args = parser.parse_args(argv)
-    for file, text in ((PAGE, page()), (README, readme(README.read_text()))):
+    for file, text in ((PAGE, page()), (README, readme(README.read_text())),
+                       (DISTRIBUTED, distributed(DISTRIBUTED.read_text()))):
         if args.check and text != file.read_text():
             sys.exit(f"results_page.py: error: {file.name} differs from the results; "
                      "run results_page.py")  # fmt: skip

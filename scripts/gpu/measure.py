@@ -72,20 +72,21 @@ class Results:
                 if one.values.get("item", f"{part.name}/").startswith(f"{part.name}/")]
 
 
-def measuring(items):
-    return [item for item in items if item.name not in HELPERS]
+def measuring(names):
+    """Leave out the items that measure nothing."""
+    return [name for name in names if name not in HELPERS]
 
 
 def state(part, results, gpus=None):
     """Return a sentence, and whether all items are current."""
-    items = measuring(part.items(parts.supposed(part, gpus), pathlib.Path("absent")))
     current = results.current(part)
-    count = sum(item.name in current for item in items)
-    if count == len(items):
+    names = [measuring(of) for of in parts.names_of(part, gpus)]
+    count, total = max((sum(name in current for name in of), len(of)) for of in names)
+    if count == total:
         return "current", True
     commits = sorted({one.commit[:7] for one in results.owned(part)})
     older = f"; lines of {', '.join(commits)}" if commits else ""
-    return f"{count} of {len(items)} items are current{older}", False
+    return f"{count} of {total} items are current{older}", False
 
 
 def plan(results, names):
@@ -131,8 +132,8 @@ def ordered(part, lines):
     order = {}
     for one in PARTS.values():
         if one.file == part.file:
-            for item in one.items(parts.supposed(one, MAX_GPUS), pathlib.Path("absent")):
-                order.setdefault(f"{one.name}/{item.name}", len(order))
+            for name in (name for of in parts.names_of(one, MAX_GPUS) for name in of):
+                order.setdefault(f"{one.name}/{name}", len(order))
     return sorted(lines, key=lambda one: order.get(one.values.get("item"), -1))
 
 

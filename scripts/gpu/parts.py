@@ -32,6 +32,8 @@ README_LAYERS = ["qwen3-235b", "gpt-oss-20b", "30b-n256", "olmoe", "qwen3-next",
 OTHER_LAYERS = ["7b-n256", "7b-n1024", "wide", "few-rows", "off-tiles"]
 PEERS = ["sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm", "scattermoe"]
 ROUNDS = "11"
+# Sizes off the tiles, which not every library supports: the line of TileMoE then has the reason.
+MAY_BE_LEFT_OUT = ["off-tiles"]
 ARCH_LAYERS = ["7b-n256", "30b-n256", "olmoe", "qwen3-235b", "gpt-oss-20b", "few-rows"]
 CODES_TOKENS = [1, 16, 64, 256, 512, 1024, 2048, 4096]
 COLUMN_BLOCKS = [1, 2, 3, 4, 6, 8]
@@ -145,11 +147,15 @@ def compiled_first(machine, folder, layers, of):
     return item
 
 
+def words_of(layer):
+    return [layer, "--rounds", ROUNDS, *["--may-leave-out"] * (layer in MAY_BE_LEFT_OUT)]
+
+
 def peers(layers):
     """Compare layers with all libraries; sonic-moe on the quack of the folder sonic-moe."""
     def items(machine, folder):
         return [compiled_first(machine, folder, layers, "sonic-moe"),
-                *(bench_item(machine, folder, layer, [layer, "--rounds", ROUNDS], PEERS,
+                *(bench_item(machine, folder, layer, words_of(layer), PEERS,
                              packages=["sonic-moe", "scattermoe"]) for layer in layers)]
 
     return items
@@ -159,7 +165,7 @@ def release(machine, folder):
     """Compare with sonic-moe on the quack of its release, in the folder sonic-moe-release."""
     of, layers = "sonic-moe-release", README_LAYERS + OTHER_LAYERS
     return [compiled_first(machine, folder, layers, of),
-            *(bench_item(machine, folder, layer, [layer, "--rounds", ROUNDS], ["sonic-moe"],
+            *(bench_item(machine, folder, layer, words_of(layer), ["sonic-moe"],
                          packages=["sonic-moe"], of=of) for layer in layers)]
 
 
@@ -248,7 +254,7 @@ def memory(machine, folder):
 
 
 def of_memory(one):
-    """The layer's own default is to overwrite H: results.md has that option's name."""
+    """Name the lines by the option: the layer's default is to overwrite H."""
     item, (_, layer, peer) = one.values["item"], one.name.split("/")
     if "/blocks-" in item:
         count = int(item.rsplit("-", 1)[1])
@@ -337,8 +343,18 @@ PARTS = {part.name: part for part in (
 )}  # fmt: skip
 
 
-def supposed(part, gpus=None):
+MEMORIES = (81559, 143771)  # MiB of an H100 and of an H200: some items depend on it
+
+
+def supposed(part, gpus=None, mib=MEMORIES[0]):
     """Return a machine with all that a part needs, to list its items."""
     machine = Machine(ROOT / "build" / "absent")
-    machine.archs, machine.gpus = ["sm90", "sm80"], [81559] * (gpus or part.gpus)
+    machine.archs, machine.gpus = ["sm90", "sm80"], [mib] * (gpus or part.gpus)
     return machine
+
+
+def names_of(part, gpus=None):
+    """Return the names of the part's items for each size of a GPU's memory."""
+    folder = ROOT / "build" / "absent"
+    return [[item.name for item in part.items(supposed(part, gpus, mib), folder)]
+            for mib in MEMORIES]

@@ -23,7 +23,8 @@ WAYS = ["own", "lossless", "lossless@4", "serial", "serial@4", "chunks-auto", "p
 EXAMPLE = ROOT / "examples" / "pretrain"
 TEXT = ("docs", "include", "src", "python", "tests")  # of the corpus
 SHORT = 16  # layers of the 7B model that fit one GPU of 80 GB
-SHORT_BATCH, BATCH, SHARED_BATCH = 4, 3, 2  # micro-batches that fit 80 GB: sequences per GPU
+# Micro-batches that fit 80 GB, in sequences per GPU; SHARED_BATCH: on 2 GPUs.
+SHORT_BATCH, BATCH, SHARED_BATCH = 4, 3, 2
 
 
 def numbers_of_gpus(machine):
@@ -112,13 +113,14 @@ def fsdp(machine, folder):
                  "--compile", "--processes", str(processes), "--micro-batches", str(batch),
                  "--rounds", "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "0",
                  "--implementations", "tilemoe", *more]
-        return item_of(machine, name, words, 150, lambda _: trained(file), gpus=processes)
+        return item_of(machine, name, words, 200, lambda _: trained(file), gpus=processes)
 
     counts = numbers_of_gpus(machine)
     return [
         corpus_item(machine, corpus),
         *(item(f"7b-{count}-gpus", count, BATCH, []) for count in counts),
-        item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1], SHARED_BATCH,
+        item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1],
+             BATCH if counts[-1] > 2 else SHARED_BATCH,
              ["--expert-parallel", "2", "--places", "1.5"]),
         *(item(f"{SHORT}-layers-{count}-gpus", count, SHORT_BATCH, ["--layers", str(SHORT)])
           for count in (1, *counts)),

@@ -174,6 +174,13 @@ class Measure(StandIns):
             self.assertNotIn(f"\n{other}", said)
 
 
+def temporary(test):
+    """A folder that is removed after the test."""
+    folder = tempfile.TemporaryDirectory()
+    test.addCleanup(folder.cleanup)
+    return pathlib.Path(folder.name)
+
+
 class Sources(unittest.TestCase):
     def test_comments_do_not_count(self):
         code = lambda name, text: parts.without_comments(name, text)
@@ -185,7 +192,7 @@ class Sources(unittest.TestCase):
                          'def f():\ng(\n"kept",\n)')
 
     def test_a_digest_is_of_code_that_runs_on_gpus(self):
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        folder = temporary(self)
         for name in ("src/cuda/a.cu", "src/cpu/b.cpp"):
             (folder / name).parent.mkdir(parents=True)
             (folder / name).write_text("int x;\n")
@@ -211,7 +218,7 @@ class Parts(unittest.TestCase):
         for part in parts.PARTS.values():
             names = [item.name for item in self.items(part)]
             self.assertEqual(len(set(names)), len(names), part.name)
-            self.assertTrue(measure.measuring(self.items(part)), part.name)
+            self.assertTrue(measure.measuring(names), part.name)
             self.assertLessEqual(part.seconds, measure.PART_LIMIT_S)
             for item in self.items(part):
                 self.assertLessEqual(item.limit_s, measure.PART_LIMIT_S)
@@ -270,10 +277,21 @@ class Parts(unittest.TestCase):
         machine.gpus = [143771]
         self.assertEqual(layers(), [False] * 4)
 
+    def test_a_training_on_either_gpu_is_current(self):
+        part, folder = parts.PARTS["training"], temporary(self)
+        results = measure.Results(folder)
+        for own in parts.names_of(part):
+            lines = [records.Measurement(name, "a GPU", {}, "0123456", {
+                "item": f"training/{name}", "sources": results.digest(part)}) for name in own]
+            records.write(folder / "pretrain.jsonl", lines[1:])  # the first one is the corpus
+            self.assertEqual(measure.state(part, results), ("current", True))
+            records.write(folder / "pretrain.jsonl", lines[2:])
+            self.assertFalse(measure.state(part, results)[1])
+
     def test_packages_of_a_training_are_on_its_path(self):
         part = parts.PARTS["training"]
         machine = parts.supposed(part)
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        folder = temporary(self)
         deeper = folder / "sonic-moe" / "nvidia_cutlass_dsl" / "dsl_packages"
         deeper.mkdir(parents=True)
         machine.peers = folder

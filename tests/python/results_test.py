@@ -113,6 +113,23 @@ class Pages(Copied):
         self.change("peers.jsonl", "bench/olmoe/sonic-moe")
         self.assertNotEqual(results_page.readme(text), written)
 
+    def test_distributed_has_no_section_before_a_run(self):
+        self.assertEqual(results_page.layers_of_ranks(), "")
+
+    def test_readme_has_the_number_of_gpus_that_were_tested(self):
+        row = "| H100 | yes | tested on one and two GPUs |"
+        self.assertEqual(results_page.readme(row), row)
+        file = self.folder / "gpu_tests.jsonl"
+        line = lambda status: records.Measurement("ranks/pull", "b", {}, "0123456",
+                                                  {"gpus": 4, "status": status})  # fmt: skip
+        lines = records.read(file)
+        records.write(file, [*lines, line("exit status 1")])
+        self.assertEqual(results_page.readme(row), row)
+        records.write(file, [*lines, line("passed")])
+        written = results_page.readme(row)
+        self.assertEqual(written, "| H100 | yes | tested on one, two and four GPUs |")
+        self.assertEqual(results_page.readme(written), written)
+
     def test_readme_names_slower_passes(self):
         path = self.folder / "peers.jsonl"
         lines = {one.name: one for one in records.read(path)}
@@ -174,8 +191,9 @@ class Measured(Copied):
             self.add("expert_parallel", f"{name}/links", all_gather_gb_per_s=250.0, **line)
             line |= dict(peak_bytes=2**30, time_over_own=[1.0, 1.25, 2.0])
             self.add("expert_parallel", f"{name}/own", step_ms=[1, 40.0, 50], **line)
-            self.add("expert_parallel", f"{name}/lossless@4", step_ms=[1, ms, 99], plan_bytes=2**31,
-                     in_graph=True, **line)  # fmt: skip
+            for way, faster in (("lossless@4", 0), ("lossless", 0), ("pull-lossless", 1)):
+                self.add("expert_parallel", f"{name}/{way}", step_ms=[1, ms - faster, 99],
+                         plan_bytes=2**31, in_graph=True, **line)  # fmt: skip
             self.add("expert_parallel", f"{name}/torchtitan", step_ms=[1, 80, 99], in_graph=False,
                      versions={"torchtitan": "0.3.0"}, **line)  # fmt: skip
         shown = results_page.expert_parallel()
@@ -189,10 +207,16 @@ class Measured(Copied):
         self.assertIn("an all-gather sends 250 GB/s", shown)
         self.assertIn("torchtitan 0.3.0", shown)
         self.assertNotIn("| k2 |", results_page.sizes())
+        page = results_page.DISTRIBUTED.read_text()
+        written = results_page.distributed(page)
+        self.assertIn("| qwen3-235b | 4096 | 4 | 52.00 | 1.54x | 51.00: pull, memory for every "
+                      "routing | 1.0, 1.0 | 96 % |", written)  # fmt: skip
+        self.assertIn("\n### Speed\n", written)
+        self.assertIn("\n\n<!-- /results -->\n\n### Uneven", written)
         self.assertNotIn("links", shown)
 
     def training(self, experts, processes, speed, layers=16, **values):
-        name = f"7B-{layers}-{experts}-none-4-x1-p{processes}"
+        name = f"7B-{layers}-{experts}-none-{values.get('micro_batch', 4)}-x1-p{processes}"
         name += "-ep2" * (values.get("expert_parallel", 1) > 1)
         values = dict(layers=layers, experts=experts, processes=processes, recompute="none",
                       micro_batch=4, item="training/x") | values  # fmt: skip
@@ -204,21 +228,24 @@ class Measured(Copied):
         self.training("tilemoe", 1, 50_000)
         self.training("grouped_mm", 1, 40_000)
         self.training("tilemoe", 2, 48_000)
+        self.training("tilemoe", 1, 55_000, micro_batch=8)
         self.training("tilemoe", 2, 20_000, layers=40)
+        self.training("tilemoe", 4, 18_000, layers=40)
         self.training("tilemoe", 2, 19_000, layers=40, expert_parallel=2)
         shown = results_page.training_speed()
         self.assertIn(before.partition("| TileMoE")[2].partition("Measured")[0], shown)
         for row in (
-            "| TileMoE, 16 layers | 1 | none | 4 | 100 | 4.32 |  | 64 | 1.00x | 100 % |",
-            "| torch, compiled, 16 layers | 1 | none | 4 | 100 | 3.46 |  | 64 | 1.25x |  |",
+            "| TileMoE, 16 layers | 1 | none | 8 | 100 | 4.75 |  | 64 | 1.00x |  |",
+            "| torch, compiled, 16 layers | 1 | none | 4 | 100 | 3.46 |  | 64 | 1.38x |  |",
             "| TileMoE, 16 layers | 2 | none | 4 | 100 | 4.15 |  | 64 | 1.00x | 96 % |",
             "| TileMoE | 2 | none | 4 | 100 | 1.73 |  | 64 | 1.00x |  |",
             "| TileMoE, experts shared by 2 | 2 | none | 4 | 100 | 1.64 |  | 64 | 1.00x |  |",
+            "| TileMoE | 4 | none | 4 | 100 | 1.56 |  | 64 | 1.00x | 90 % |",
         ):
             self.assertIn(row, shown)
         picture = pictures.speed("light")
         self.assertIn("Training 16 layers of a 7B MoE on one H100", picture)
-        self.assertIn("1.25x faster", picture)
+        self.assertIn("1.38x faster", picture)
         page = (ROOT / "README.md").read_text()
         self.assertIn('alt="Training 16 layers of a 7B MoE on one H100, in billion tokens per day: '
                       'TileMoE, torch compiled"', pictures.alternative(page))  # fmt: skip

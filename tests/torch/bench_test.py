@@ -406,6 +406,14 @@ def test_peers_that_cannot_run_are_left_out():
     assert found.left_out == {"torch-grouped_mm": "token rounding is not supported"}
 
 
+def test_a_named_peer_that_is_left_out_is_an_error_unless_allowed(capsys, here):
+    """sonic-moe needs a GPU."""
+    words = [*SHAPE, "--device", "cpu", "--rounds", 1, "--against", "sonic-moe"]
+    assert run(*words) == 1
+    assert "sonic-moe: a GPU and bfloat16 are required" in capsys.readouterr().err
+    assert run(*words, "--may-leave-out") == 0
+
+
 def test_a_wrong_tilemoe_is_an_error(monkeypatch, capsys, here):
     monkeypatch.setattr(peers.TileMoE, "backward", lambda self, O: [
         torch.zeros_like(g) for g in peers.Peer.backward(self, O)])  # fmt: skip

@@ -105,6 +105,11 @@ def _parser():
     )
     add("--cache", type=pathlib.Path, metavar="DIR", help="Folder for the peers' compiled kernels")
     add(
+        "--may-leave-out",
+        action="store_true",
+        help="Exit with 0 if a peer of --against cannot compute a layer",
+    )
+    add(
         "--compile-only",
         action="store_true",
         help="Compile the peers of --against, several cases at once; measure nothing",
@@ -254,7 +259,8 @@ def _run(args):
         _check_json(args.json)
     if warning := machine.load_warning():
         _say(warning)
-    measurements, failed, named = [], [], args.against or []
+    measurements, failed = [], []
+    named = [] if args.may_leave_out else args.against or []
     for case in cases:
         try:
             result = session.run(case, peers, settings, say=_say)
