@@ -158,17 +158,21 @@ class LinearRouter(NamedTuple):
     bias: Tensor | None = None  # (E)
 
 
-def cast_router(x: Tensor, router: LinearRouter) -> tuple[Tensor, LinearRouter]:
-    """Return x and the router as torch's linear layer casts them under autocast."""
+def cast_router(
+    x: Tensor, router: LinearRouter
+) -> tuple[Tensor, LinearRouter, torch.dtype | None]:
+    """Return x and the router as torch's linear layer casts them under autocast, and its dtype."""
     dtype = autocast_dtype(x.device)
     if dtype is None:
-        return x, router
-    return _cast(x, dtype), LinearRouter(_cast(router.weight, dtype), _cast(router.bias, dtype))
+        return x, router, None
+    weight, bias = _cast(router.weight, dtype), _cast(router.bias, dtype)
+    return _cast(x, dtype), LinearRouter(weight, bias), dtype
 
 
 def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> bool:
     """Return whether `moe_with_router` computes this call; otherwise logits, then `routed`.
 
+    x and the router are on one device.
     Both have the same logits, choice and output. The operator has no token rounding, whose routing
     needs the logits before, no capacity, no adapters and quantised weights, which have operators of
     their own, and no memory for gradients. It does not write dH over H in a compiled backward.
@@ -186,7 +190,7 @@ def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> 
     plain, dtype = _library.PLAIN, x.dtype
     if type(x) not in plain or type(weight) not in plain or weight.dtype != dtype:
         return False  # DTensors and quantised weights have kernels of their own
-    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.device != x.device:
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
         return False  # the linear layer raises the error
     if bias is None:
         return True
@@ -198,13 +202,14 @@ def with_router(
     router: LinearRouter,
     layer: Layer,
     *,
+    cast: torch.dtype | None,
     selection_bias: Tensor | None,
     addend: Tensor | None,
     return_aux: bool,
 ) -> tuple[Tensor, Aux | None, Tensor | None]:
     """Compute O (T, d), its Aux and the logits (T, E) from x (T, d), for a call in_one_node.
 
-    Without return_aux only O. x and the router are those of cast_router.
+    Without return_aux only O. x, the router and `cast` are those of cast_router.
     """
     options, weights = layer.options, layer.weights
     weight, bias = router
@@ -212,17 +217,17 @@ def with_router(
         _checks.groups(options, weight.shape[0], options.K)
     rest = (options.numbers, options.reals)
     try:
-        if autocast_dtype(x.device) is not None:
+        if cast is not None:
             addend = _cast(addend, x.dtype)
             weights = [_cast(one, x.dtype) for one in weights]
-        args = x, weight, bias, selection_bias, weights, addend, *rest
         if not torch.is_grad_enabled():
             op = _ops.moe_with_router.default
+            args = x, weight, bias, selection_bias, weights, addend, *rest
             O, _, *more = ops.call_undifferentiated(op, *args, False, False)
         elif torch.compiler.is_compiling():
-            differentiable = (x, weight, bias, *weights, addend)
-            keep_H = any(t is not None and t.requires_grad for t in differentiable[:-1])
             op = _ops.moe_with_router.default
+            args = x, weight, bias, selection_bias, weights, addend, *rest
+            keep_H = any(t is not None and t.requires_grad for t in (x, weight, bias, *weights))
             O, _, *more = ops.call(op, *args, keep_H, bool(options.overwrite_H))
         else:
             found = _router_autograd.differentiated(

@@ -13,7 +13,7 @@ from ._layout import GRADIENTS, reads_logits
 from ._library import operators
 from ._overwrite import ANOTHER_GRADIENT, NO_MEMORY, Progress, capture_of
 from ._shapes import OF_ROUTER_BIAS
-from .autograd import OF_W1, Call, Stage, Walk
+from .autograd import BITS, OF_W1, WHOLE, Call, Stage, Walk
 from .options import TOP_K, At
 
 # Inputs: the call, the selection bias, X, the router's weight, six weights, the addend, the bias.
@@ -97,13 +97,13 @@ class _Walk(Walk):
         if len(self.made) == len(GRADIENTS):  # not the made of an earlier pass
             self.made.append(None)
 
-    def _tensors(self, ctx):
-        X, H, routing, self.router_weight, *weights, logits = ctx.saved_tensors
+    def _tensors(self, saved):
+        X, H, routing, self.router_weight, *weights, logits = saved
         return X, H, routing, weights, logits
 
     def _all_stages(self):
         self.progress.dlogits = self.dlogits
-        return [Stage(self.wanted)]
+        return [WHOLE[self.wanted]]
 
     def _continue(self):
         before, now = self.progress.dlogits, self.dlogits
@@ -117,16 +117,16 @@ class _Walk(Walk):
             super().run(stage)
             return
         args = self.dO, self.dlogits, self.saved, self.router_weight, self.wanted
+        complete, made = True, self.wanted
         # While backward is traced, H is only claimed: the trace may run more than once.
-        self.has_dH, complete = self.over_H and not self.traced, True
-        if not self.has_dH:
+        if not self.over_H or self.traced:
             found = ops.moe_with_router_backward(*args)
         else:
-            self.has_dH = False  # after an error
             found, complete = ops.moe_with_router_backward_over_H(*args)
             self.has_dH = True
-        made = self.wanted if complete else self.wanted & ~OF_W1
-        for bit, gradient in zip((b for b in range(len(self.made)) if made & 1 << b), found):
+            if not complete:
+                made &= ~OF_W1
+        for bit, gradient in zip(BITS[made], found):
             self.made[bit] = gradient
         self.stages = [] if complete else [Stage(self.wanted & OF_W1, from_dH=True)]
         if not complete:

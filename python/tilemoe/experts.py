@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import _calls, _library, _parameters, functional
 from ._formats import Format
+from ._parameters import held
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
 from .lora import LoRA
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from .distributed.team import Arrival, Team
 
 LoraRank = Union[int, tuple[int, int], None]
+# Parameters by the first one's name, _up of a module.
+_NAMES = {
+    up: (up, "down_proj", f"{up}_bias", "down_proj_bias") for up in ("gate_up_proj", "up_proj")
+}
 _LORA_NAMES = ("lora_A1", "lora_B1", "lora_A2", "lora_B2")
 ExpertGradients = Literal["mean", "sum"]
 of_experts = Reader("Experts", OfExperts)
@@ -162,21 +167,17 @@ class Experts(nn.Module):
         **how: Any,
     ) -> Any:
         """Call _calls.with_router with x (T, d), without rounding; None if it cannot."""
-        x, router = _calls.cast_router(x, router)
-        up = self._up
-        weights = (
-            getattr(self, up), None, self.down_proj, getattr(self, up + "_bias"), None,
-            self.down_proj_bias,
-        )  # fmt: skip
-        for weight in weights:
-            if weight is not None and type(weight) not in _library.PLAIN:
-                return None  # quantised, or a DTensor
         if self.lora_scale is not None:
             return None
-        layer = _calls.Layer(list(weights), options)
+        x, router, cast = _calls.cast_router(x, router)
+        W1, W2, b1, b2 = held(self, _NAMES[self._up])
+        for weight in (W1, W2, b1, b2):
+            if weight is not None and type(weight) not in _library.PLAIN:
+                return None  # quantised, or a DTensor
+        layer = _calls.Layer([W1, None, W2, b1, None, b2], options)
         if not _calls.in_one_node(x, router, layer, False):
             return None
-        return _calls.with_router(x, router, layer, addend=addend(), **how)
+        return _calls.with_router(x, router, layer, cast=cast, addend=addend(), **how)
 
     @property
     def is_quantized(self) -> bool:
@@ -217,8 +218,7 @@ class Experts(nn.Module):
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
     def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
-        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
-        weights = ((name, getattr(self, name)) for name in names)
+        weights = ((name, getattr(self, name)) for name in _NAMES[self._up])
         return (
             weight.value() if isinstance(weight, QuantizedWeight)
             else local("experts." + name, weight)

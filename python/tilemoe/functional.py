@@ -244,7 +244,7 @@ def moe_with_router(
     _library.require_device(x, "x")
     _library.require_together(x, "x", router_weight=router_weight, router_bias=router_bias)
     rows = rows_of(x, "x", "(..., d)")
-    own, router = cast_router(rows, LinearRouter(router_weight, router_bias))
+    own, router, cast = cast_router(rows, LinearRouter(router_weight, router_bias))
     if not in_one_node(own, router, layer, rounds=True):
         logits = torch.nn.functional.linear(x, router_weight, router_bias)
         found = routed(
@@ -255,8 +255,9 @@ def moe_with_router(
     if addend is not None:
         addend = shaped_as(addend, rows)
     out, aux, logits = with_router(
-        own, router, layer, selection_bias=selection_bias, addend=addend, return_aux=return_aux
-    )
+        own, router, layer, cast=cast, selection_bias=selection_bias, addend=addend,
+        return_aux=return_aux,
+    )  # fmt: skip
     out = shaped_like(out, x)
     if aux is None:
         return out

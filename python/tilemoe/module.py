@@ -297,15 +297,16 @@ class MoE(nn.Module):
             return self._on_mesh(x, rounding, seed, offset, ids, token_mask)
         spread: Spread | None = None
         local = x
-        if is_dtensor(x):
+        if type(x) not in _library.PLAIN and is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = rows_of(local, "x", "(..., d)")  # (T, d)
         # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
-        mask = self._rows_of_mask(token_mask, x, spread, rounding)
-        is_plain = spread is None and ids is None and mask is None and not x.requires_grad
-        gate = self._gate_of_decode(tokens) if is_plain else None
-        own = tokens if gate is not None else self._cast(tokens)
+        mask = None
+        if token_mask is not None:
+            mask = self._rows_of_mask(token_mask, x, spread, rounding)
         plain = spread is None and ids is None and mask is None
+        gate = self._gate_of_decode(tokens) if plain and not x.requires_grad else None
+        own = tokens if gate is not None else self._cast(tokens)
         if gate is not None:
             out, aux, logits = self._decode(tokens, gate)
         elif plain and (found := self._with_router(own, rounding)) is not None:
@@ -409,10 +410,10 @@ class MoE(nn.Module):
 
         Without this cast, shared and routed experts would each save a copy.
         """
-        dtype = autocast_dtype(tokens.device)
-        if self.shared_experts is None or dtype is None:
+        if self.shared_experts is None:
             return tokens
-        return tokens.to(dtype)
+        dtype = autocast_dtype(tokens.device)
+        return tokens if dtype is None else tokens.to(dtype)
 
     def _gate_of_decode(self, tokens: Tensor) -> Gate | None:
         """Return the router for `moe_tokens` if inference supports tokens (T, d), else None."""
@@ -452,7 +453,8 @@ class MoE(nn.Module):
         Return None if the result would differ from calling the modules, or if no operator computes
         both: the gate or the experts were replaced, wrapped or have hooks.
         """
-        gate, experts = self.gate, self.experts
+        parts = self._modules  # attributes cost more of the host's time; see _parameters.held
+        gate, experts = parts.get("gate"), parts.get("experts")
         if type(gate) is not Router or type(experts) is not Experts:
             return None
         if rounding is not None or is_observed(experts):
@@ -464,7 +466,7 @@ class MoE(nn.Module):
             tokens,
             router,
             self.options,
-            selection_bias=gate.e_score_correction_bias,
+            selection_bias=gate.selection_bias(),
             addend=lambda: self._shared(tokens, None),
             return_aux=self.return_aux,
         )
