@@ -159,21 +159,18 @@ class LinearRouter(NamedTuple):
 
 
 def cast_router(
-    x: Tensor, router: LinearRouter
-) -> tuple[Tensor, LinearRouter, torch.dtype | None]:
-    """Return x and the router as torch's linear layer casts them under autocast, and its dtype."""
-    dtype = autocast_dtype(x.device)
+    x: Tensor, router: LinearRouter, dtype: torch.dtype | None
+) -> tuple[Tensor, LinearRouter]:
+    """Return x and the router as torch's linear layer casts them under autocast to `dtype`."""
     if dtype is None:
-        return x, router, None
-    weight, bias = _cast(router.weight, dtype), _cast(router.bias, dtype)
-    return _cast(x, dtype), LinearRouter(weight, bias), dtype
+        return x, router
+    return _cast(x, dtype), LinearRouter(_cast(router.weight, dtype), _cast(router.bias, dtype))
 
 
 def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> bool:
     """Return whether `moe_with_router` computes this call; otherwise logits, then `routed`.
 
-    x and the router are on one device.
-    Both have the same logits, choice and output. The operator has no token rounding, whose routing
+    Both have the same logits, choice and output. x and the router are on one device. The operator has no token rounding, whose routing
     needs the logits before, no capacity, no adapters and quantised weights, which have operators of
     their own, and no memory for gradients. It does not write dH over H in a compiled backward.
     """
@@ -209,7 +206,7 @@ def with_router(
 ) -> tuple[Tensor, Aux | None, Tensor | None]:
     """Compute O (T, d), its Aux and the logits (T, E) from x (T, d), for a call in_one_node.
 
-    Without return_aux only O. x, the router and `cast` are those of cast_router.
+    Without return_aux only O. x and the router are those of cast_router, `cast` is its dtype.
     """
     options, weights = layer.options, layer.weights
     weight, bias = router

@@ -6,20 +6,10 @@ Each error names the argument that is wrong.
 from typing import Any
 
 import torch
-from torch import nn
 
 from . import _checks
 from ._layout import WIDTH_MULTIPLE
 from .lora import MAX_RANK
-
-
-def held(module: nn.Module, names: tuple[str, ...]) -> list[Any]:
-    """Return parameters of a module, like `getattr`, in less of the host's time.
-
-    nn.Module finds its parameters only after Python's own lookup has raised an exception.
-    """
-    parameters = module._parameters
-    return [parameters[name] if name in parameters else getattr(module, name) for name in names]
 
 
 def size_of(letter: str, by_letter: int | None, name: str, by_name: int | None) -> int:

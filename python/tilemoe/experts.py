@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from . import _calls, _library, _parameters, functional
 from ._formats import Format
-from ._parameters import held
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
 from .lora import LoRA
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
     from .distributed.team import Arrival, Team
 
 LoraRank = Union[int, tuple[int, int], None]
-# Parameters by the first one's name, _up of a module.
-_NAMES = {
-    up: (up, "down_proj", f"{up}_bias", "down_proj_bias") for up in ("gate_up_proj", "up_proj")
-}
 _LORA_NAMES = ("lora_A1", "lora_B1", "lora_A2", "lora_B2")
 ExpertGradients = Literal["mean", "sum"]
 of_experts = Reader("Experts", OfExperts)
@@ -158,26 +153,21 @@ class Experts(nn.Module):
         weights = self._layer(self._own, options).weights
         return functional.moe_tokens(x, gate, weights, options, **how)
 
-    def with_router(
-        self,
-        x: Tensor,
-        router: _calls.LinearRouter,
-        options: Options,
-        addend: Callable[[], Tensor | None],
-        **how: Any,
-    ) -> Any:
-        """Call _calls.with_router with x (T, d), without rounding; None if it cannot."""
+    def plain_layer(self, options: Options) -> _calls.Layer | None:
+        """Return the weights if they are plain tensors without adapters, else None."""
         if self.lora_scale is not None:
             return None
-        x, router, cast = _calls.cast_router(x, router)
-        W1, W2, b1, b2 = held(self, _NAMES[self._up])
+        up, parameters = self._up, self._parameters
+        try:  # nn.Module's lookup begins with an exception
+            W1, W2 = parameters[up], parameters["down_proj"]
+            b1, b2 = parameters[up + "_bias"], parameters["down_proj_bias"]
+        except KeyError:  # quantised, or replaced by attributes
+            W1, W2 = getattr(self, up), self.down_proj
+            b1, b2 = getattr(self, up + "_bias"), self.down_proj_bias
         for weight in (W1, W2, b1, b2):
             if weight is not None and type(weight) not in _library.PLAIN:
                 return None  # quantised, or a DTensor
-        layer = _calls.Layer([W1, None, W2, b1, None, b2], options)
-        if not _calls.in_one_node(x, router, layer, False):
-            return None
-        return _calls.with_router(x, router, layer, cast=cast, addend=addend(), **how)
+        return _calls.Layer([W1, None, W2, b1, None, b2], options)
 
     @property
     def is_quantized(self) -> bool:
@@ -218,7 +208,8 @@ class Experts(nn.Module):
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
     def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
-        weights = ((name, getattr(self, name)) for name in _NAMES[self._up])
+        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
+        weights = ((name, getattr(self, name)) for name in names)
         return (
             weight.value() if isinstance(weight, QuantizedWeight)
             else local("experts." + name, weight)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _library, ops
+from ._autocast import autocast_dtype
 from ._calls import (
     Layer,
     LinearRouter,
@@ -244,7 +245,8 @@ def moe_with_router(
     _library.require_device(x, "x")
     _library.require_together(x, "x", router_weight=router_weight, router_bias=router_bias)
     rows = rows_of(x, "x", "(..., d)")
-    own, router, cast = cast_router(rows, LinearRouter(router_weight, router_bias))
+    cast = autocast_dtype(rows.device)
+    own, router = cast_router(rows, LinearRouter(router_weight, router_bias), cast)
     if not in_one_node(own, router, layer, rounds=True):
         logits = torch.nn.functional.linear(x, router_weight, router_bias)
         found = routed(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _library, _parameters
+from . import _calls, _checks, _library, _parameters
 from ._autocast import autocast_dtype
 from ._signatures import Reader
 from .distributed.dtensor import Spread, is_dtensor, plain
@@ -281,7 +281,8 @@ class MoE(nn.Module):
                 training with the option `rounding`).
         """
         _library.require_device(x, "x")
-        if autocast_dtype(x.device) is None:
+        cast = autocast_dtype(x.device)
+        if cast is None:
             _library.require_dtype(x)
         if x.dim() == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., {self.d})")
@@ -309,7 +310,7 @@ class MoE(nn.Module):
         own = tokens if gate is not None else self._cast(tokens)
         if gate is not None:
             out, aux, logits = self._decode(tokens, gate)
-        elif plain and (found := self._with_router(own, rounding)) is not None:
+        elif plain and (found := self._with_router(own, rounding, cast)) is not None:
             out, aux, logits = found
         else:
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
@@ -446,30 +447,32 @@ class MoE(nn.Module):
         )
 
     def _with_router(
-        self, tokens: Tensor, rounding: Rounding | None
+        self, tokens: Tensor, rounding: Rounding | None, cast: torch.dtype | None
     ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
         """Compute tokens (T, d) -> out (T, d), Aux and logits if return_aux, in one autograd node.
 
         Return None if the result would differ from calling the modules, or if no operator computes
-        both: the gate or the experts were replaced, wrapped or have hooks.
+        both: the gate or the experts were replaced, wrapped or have hooks. `cast` is the dtype of
+        autocast.
         """
-        parts = self._modules  # attributes cost more of the host's time; see _parameters.held
+        parts = self._modules  # nn.Module's lookup begins with an exception
         gate, experts = parts.get("gate"), parts.get("experts")
         if type(gate) is not Router or type(experts) is not Experts:
             return None
         if rounding is not None or is_observed(experts):
             return None
-        router = gate.as_linear(tokens)
-        if router is None:
+        found, layer = gate.as_linear(tokens), experts.plain_layer(self.options)
+        if found is None or layer is None:
             return None
-        return experts.with_router(
-            tokens,
-            router,
-            self.options,
-            selection_bias=gate.selection_bias(),
-            addend=lambda: self._shared(tokens, None),
+        router, bias = found
+        x, router = _calls.cast_router(tokens, router, cast)
+        if not _calls.in_one_node(x, router, layer, rounds=False):
+            return None
+        addend = self._shared(tokens, None)
+        return _calls.with_router(
+            x, router, layer, cast=cast, selection_bias=bias, addend=addend,
             return_aux=self.return_aux,
-        )
+        )  # fmt: skip
 
     def _selection_bias(self) -> Tensor | None:
         """Return the selection bias of the gate, or of the gate inside a wrapper."""

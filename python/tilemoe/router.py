@@ -10,25 +10,22 @@ from torch.nn.modules.module import _has_any_global_hook
 from . import ops
 from ._autocast import autocast_dtype
 from ._calls import LinearRouter
-from ._parameters import held
 from .distributed.dtensor import Spread, plain
 from .functional import Gate
 from .routing import router_logits
 
-_PARAMETERS = ("weight", "bias")
 RouterKind = Literal["linear", "fixed"]
 
 
 def is_observed(module: nn.Module) -> bool:
     """Return whether the module has hooks or a wrapped forward."""
-    own = vars(module)  # a module's attributes cost more of the host's time
     return bool(
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         or _has_any_global_hook()
-        or "forward" in own
+        or "forward" in vars(module)
     )
 
 
@@ -141,24 +138,24 @@ class Router(nn.Module):
         self._check_devices(x, weight, bias)
         return gate
 
-    def as_linear(self, x: Tensor) -> Optional[LinearRouter]:
-        """Return the weights if calling this module is torch.nn.functional.linear alone, else None.
+    def as_linear(self, x: Tensor) -> Optional[tuple[LinearRouter, Tensor | None]]:
+        """Return the weights and the selection bias if this module is one linear layer, else None.
 
         A fixed order of the sum and logits in another dtype have other kernels.
         """
         if type(self) is not Router or self.kind == "fixed" or self.dtype or is_observed(self):
             return None
-        (weight, bias), correction = held(self, _PARAMETERS), self.selection_bias()
+        try:  # nn.Module's lookup begins with an exception
+            parameters, buffers = self._parameters, self._buffers
+            weight, bias = parameters["weight"], parameters["bias"]
+            correction = buffers["e_score_correction_bias"]
+        except KeyError:  # replaced by attributes
+            weight, bias, correction = self.weight, self.bias, self.e_score_correction_bias
         device = x.device
         for tensor in (weight, bias, correction):
             if tensor is not None and tensor.device != device:
                 self._check_devices(x, weight, bias)
-        return LinearRouter(weight, bias)
-
-    def selection_bias(self) -> Tensor | None:
-        """Return `e_score_correction_bias` in less of the host's time; see _parameters.held."""
-        buffers, name = self._buffers, "e_score_correction_bias"
-        return buffers[name] if name in buffers else getattr(self, name)
+        return LinearRouter(weight, bias), correction
 
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         local = spread.parameter if spread else plain
