@@ -204,9 +204,10 @@ def with_router(
     addend: Tensor | None,
     return_aux: bool,
 ) -> tuple[Tensor, Aux | None, Tensor | None]:
-    """Compute O (T, d), its Aux and the logits (T, E) from x (T, d), for a call in_one_node.
+    """Compute O (..., d), its Aux and the logits (T, E) from x (..., d), for a call in_one_node.
 
-    Without return_aux only O. x and the router are those of cast_router, `cast` is its dtype.
+    Without return_aux only O. x and the router are those of cast_router, `cast` is its dtype. An x
+    with more than two dimensions is contiguous.
     """
     options, weights = layer.options, layer.weights
     weight, bias = router
@@ -217,15 +218,17 @@ def with_router(
         if cast is not None:
             addend = _cast(addend, x.dtype)
             weights = [_cast(one, x.dtype) for one in weights]
-        if not torch.is_grad_enabled():
-            op = _ops.moe_with_router.default
-            args = x, weight, bias, selection_bias, weights, addend, *rest
-            O, _, *more = ops.call_undifferentiated(op, *args, False, False)
-        elif torch.compiler.is_compiling():
-            op = _ops.moe_with_router.default
-            args = x, weight, bias, selection_bias, weights, addend, *rest
-            keep_H = any(t is not None and t.requires_grad for t in (x, weight, bias, *weights))
-            O, _, *more = ops.call(op, *args, keep_H, bool(options.overwrite_H))
+        differentiates = torch.is_grad_enabled()
+        if not differentiates or torch.compiler.is_compiling():
+            op, rows = _ops.moe_with_router.default, rows_of(x, "x", "(..., d)")
+            args = rows, weight, bias, selection_bias, weights, addend, *rest
+            if differentiates:
+                inputs = (x, weight, bias, *weights)
+                keep_H = any(t is not None and t.requires_grad for t in inputs)
+                O, _, *more = ops.call(op, *args, keep_H, bool(options.overwrite_H))
+            else:
+                O, _, *more = ops.call_undifferentiated(op, *args, False, False)
+            O = shaped_like(O, x)
         else:
             found = _router_autograd.differentiated(
                 x, router, selection_bias, weights, addend, rest, options.overwrite_H, return_aux

@@ -244,7 +244,9 @@ def moe_with_router(
         _library.require_weight(router_weight, "router_weight")
     _library.require_device(x, "x")
     _library.require_together(x, "x", router_weight=router_weight, router_bias=router_bias)
-    rows = rows_of(x, "x", "(..., d)")
+    rows = x
+    if x.dim() < 2 or addend is not None or not x.is_contiguous():
+        rows = rows_of(x, "x", "(..., d)")
     cast = autocast_dtype(rows.device)
     own, router = cast_router(rows, LinearRouter(router_weight, router_bias), cast)
     if not in_one_node(own, router, layer, rounds=True):

@@ -300,17 +300,25 @@ class MoE(nn.Module):
         local = x
         if type(x) not in _library.PLAIN and is_dtensor(x):
             spread, local = Spread(x), x.to_local()
-        tokens = rows_of(local, "x", "(..., d)")  # (T, d)
-        # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
         mask = None
         if token_mask is not None:
             mask = self._rows_of_mask(token_mask, x, spread, rounding)
-        plain = spread is None and ids is None and mask is None
-        gate = self._gate_of_decode(tokens) if plain and not x.requires_grad else None
-        own = tokens if gate is not None else self._cast(tokens)
-        if gate is not None:
-            out, aux, logits = self._decode(tokens, gate)
-        elif plain and (found := self._with_router(own, rounding, cast)) is not None:
+        plain, found, tokens = spread is None and ids is None and mask is None, None, local
+        # Its node reads x (..., d) itself. Shared experts would need a view, also a node.
+        whole = plain and torch.is_grad_enabled() and local.is_contiguous()
+        whole = whole and self._modules.get("shared_experts") is None
+        if whole:
+            found = self._with_router(local, rounding, cast)
+        if found is None:
+            tokens = rows_of(local, "x", "(..., d)")  # (T, d)
+            # In a reentrant checkpoint x requires a gradient although gradients are off.
+            gate = self._gate_of_decode(tokens) if plain and not x.requires_grad else None
+            own = tokens if gate is not None else self._cast(tokens)
+            if gate is not None:
+                found = self._decode(tokens, gate)
+            elif plain and not whole:
+                found = self._with_router(own, rounding, cast)
+        if found is not None:
             out, aux, logits = found
         else:
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
@@ -447,9 +455,9 @@ class MoE(nn.Module):
         )
 
     def _with_router(
-        self, tokens: Tensor, rounding: Rounding | None, cast: torch.dtype | None
+        self, x: Tensor, rounding: Rounding | None, cast: torch.dtype | None
     ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
-        """Compute tokens (T, d) -> out (T, d), Aux and logits if return_aux, in one autograd node.
+        """Compute x (..., d) -> out (..., d), Aux and logits if return_aux, in one autograd node.
 
         Return None if the result would differ from calling the modules, or if no operator computes
         both: the gate or the experts were replaced, wrapped or have hooks. `cast` is the dtype of
@@ -461,16 +469,16 @@ class MoE(nn.Module):
             return None
         if rounding is not None or is_observed(experts):
             return None
-        found, layer = gate.as_linear(tokens), experts.plain_layer(self.options)
+        found, layer = gate.as_linear(x), experts.plain_layer(self.options)
         if found is None or layer is None:
             return None
         router, bias = found
-        x, router = _calls.cast_router(tokens, router, cast)
-        if not _calls.in_one_node(x, router, layer, rounds=False):
+        own, router = _calls.cast_router(x, router, cast)
+        if not _calls.in_one_node(own, router, layer, rounds=False):
             return None
-        addend = self._shared(tokens, None)
+        addend = self._shared(x, None)
         return _calls.with_router(
-            x, router, layer, cast=cast, selection_bias=bias, addend=addend,
+            own, router, layer, cast=cast, selection_bias=bias, addend=addend,
             return_aux=self.return_aux,
         )  # fmt: skip
 
