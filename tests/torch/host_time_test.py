@@ -1,4 +1,4 @@
-"""What the host does in one warm pass: calls of Python, nodes of autograd, lookups of parameters."""
+"""One warm pass calls few functions of Python, adds one node to autograd, finds all parameters."""
 
 import sys
 from pathlib import Path
