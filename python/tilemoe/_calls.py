@@ -158,9 +158,10 @@ class LinearRouter(NamedTuple):
     bias: Tensor | None = None  # (E)
 
 
-def cast_router(x: Tensor, router: LinearRouter) -> tuple[Tensor, LinearRouter]:
-    """Return x and the router as torch's linear layer casts them under autocast."""
-    dtype = autocast_dtype(x.device)
+def cast_router(
+    x: Tensor, router: LinearRouter, dtype: torch.dtype | None
+) -> tuple[Tensor, LinearRouter]:
+    """Return x and the router as torch's linear layer casts them under autocast to `dtype`."""
     if dtype is None:
         return x, router
     return _cast(x, dtype), LinearRouter(_cast(router.weight, dtype), _cast(router.bias, dtype))
@@ -169,7 +170,7 @@ def cast_router(x: Tensor, router: LinearRouter) -> tuple[Tensor, LinearRouter]:
 def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> bool:
     """Return whether `moe_with_router` computes this call; otherwise logits, then `routed`.
 
-    Both have the same logits, choice and output. The operator has no token rounding, whose routing
+    Both have the same logits, choice and output. x and the router are on one device. The operator has no token rounding, whose routing
     needs the logits before, no capacity, no adapters and quantised weights, which have operators of
     their own, and no memory for gradients. It does not write dH over H in a compiled backward.
     """
@@ -186,7 +187,7 @@ def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> 
     plain, dtype = _library.PLAIN, x.dtype
     if type(x) not in plain or type(weight) not in plain or weight.dtype != dtype:
         return False  # DTensors and quantised weights have kernels of their own
-    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.device != x.device:
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
         return False  # the linear layer raises the error
     if bias is None:
         return True
@@ -198,13 +199,15 @@ def with_router(
     router: LinearRouter,
     layer: Layer,
     *,
+    cast: torch.dtype | None,
     selection_bias: Tensor | None,
     addend: Tensor | None,
     return_aux: bool,
 ) -> tuple[Tensor, Aux | None, Tensor | None]:
-    """Compute O (T, d), its Aux and the logits (T, E) from x (T, d), for a call in_one_node.
+    """Compute O (..., d), its Aux and the logits (T, E) from x (..., d), for a call in_one_node.
 
-    Without return_aux only O. x and the router are those of cast_router.
+    Without return_aux only O. x and the router are those of cast_router, `cast` is its dtype. An x
+    with more than two dimensions is contiguous.
     """
     options, weights = layer.options, layer.weights
     weight, bias = router
@@ -212,18 +215,20 @@ def with_router(
         _checks.groups(options, weight.shape[0], options.K)
     rest = (options.numbers, options.reals)
     try:
-        if autocast_dtype(x.device) is not None:
+        if cast is not None:
             addend = _cast(addend, x.dtype)
             weights = [_cast(one, x.dtype) for one in weights]
-        args = x, weight, bias, selection_bias, weights, addend, *rest
-        if not torch.is_grad_enabled():
-            op = _ops.moe_with_router.default
-            O, _, *more = ops.call_undifferentiated(op, *args, False, False)
-        elif torch.compiler.is_compiling():
-            differentiable = (x, weight, bias, *weights, addend)
-            keep_H = any(t is not None and t.requires_grad for t in differentiable[:-1])
-            op = _ops.moe_with_router.default
-            O, _, *more = ops.call(op, *args, keep_H, bool(options.overwrite_H))
+        differentiates = torch.is_grad_enabled()
+        if not differentiates or torch.compiler.is_compiling():
+            op, rows = _ops.moe_with_router.default, rows_of(x, "x", "(..., d)")
+            args = rows, weight, bias, selection_bias, weights, addend, *rest
+            if differentiates:
+                inputs = (x, weight, bias, *weights)
+                keep_H = any(t is not None and t.requires_grad for t in inputs)
+                O, _, *more = ops.call(op, *args, keep_H, bool(options.overwrite_H))
+            else:
+                O, _, *more = ops.call_undifferentiated(op, *args, False, False)
+            O = shaped_like(O, x)
         else:
             found = _router_autograd.differentiated(
                 x, router, selection_bias, weights, addend, rest, options.overwrite_H, return_aux

@@ -12,6 +12,12 @@ _will_execute = getattr(torch._C, "_will_engine_execute_node", lambda node: True
 # Whether the pass has no `inputs` and so runs every edge; reentrant checkpoints require it.
 _runs_all = getattr(torch.autograd, "_is_checkpoint_valid", lambda: False)
 
+_known: dict[tuple[bool, ...], int] = {}  # the bits of ctx.needs_input_grad
+
+
+def _bits(needs):
+    return sum(1 << i for i, need in enumerate(needs) if need)
+
 
 def needed_now(ctx):
     """Return the inputs whose gradients are needed, one bit each.
@@ -21,10 +27,14 @@ def needed_now(ctx):
     and for a node that is called without the engine. Inputs that are outputs of one node share an
     edge and count together.
     """
-    needed = [i for i, need in enumerate(ctx.needs_input_grad) if need]
-    if torch.compiler.is_compiling() or _running() is not ctx or _runs_all():
-        return sum(1 << i for i in needed)
-    bits = 0
+    needs = ctx.needs_input_grad
+    if torch.compiler.is_compiling():
+        return _bits(needs)
+    if _runs_all() or _running() is not ctx:
+        if needs not in _known:  # a few tuples per program
+            _known[needs] = _bits(needs)
+        return _known[needs]
+    bits, needed = 0, [i for i, need in enumerate(needs) if need]
     nodes = [node for node, _ in ctx.next_functions if node is not None]
     for i, node in zip(needed, nodes, strict=True):
         try:

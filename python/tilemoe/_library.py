@@ -162,14 +162,13 @@ def require_device(tensor, name):
             "because they cannot record operators with lists of tensors; use torch.export "
             "or torch.compile"
         )
-    kind = tensor.device.type
-    if kind == "cuda":
+    if tensor.is_cuda:
         if _no_cuda is not None:
             raise NotImplementedError(f"{_no_cuda} (got a tensor on {tensor.device})")
-    elif kind == "cpu":
+    elif tensor.is_cpu:
         if _no_cpu is not None:
             raise NotImplementedError(f"{_no_cpu} (got a tensor on cpu)")
-    elif kind != "meta":
+    elif not tensor.is_meta:
         raise NotImplementedError(f"{name} must be on cpu or cuda, got {tensor.device}")
 
 

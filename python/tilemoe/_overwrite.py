@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from ._library import operators
 
@@ -76,7 +77,9 @@ def _probe():
         known = _keeps_graph() and shared == alone + 1 and users(saved) == alone
     except (AttributeError, RuntimeError, TypeError, ValueError):
         known = False
-    return (lambda tensor: users(tensor) == alone) if known else (lambda tensor: False)
+    if not known:
+        return lambda tensor: False
+    return lambda tensor: count(tensor.untyped_storage()._cdata) == alone
 
 
 _uses_memory_alone = _probe()
@@ -93,9 +96,9 @@ def capture_of(tensor):
 
 def is_traced(tensor):
     """Return whether operations on `tensor` are recorded to run later."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if type(tensor) is not torch.Tensor or torch.compiler.is_compiling():
         return True
-    if type(tensor) is not torch.Tensor:
+    if torch._C._are_functorch_transforms_active():
         return True
     if torch._C._len_torch_dispatch_stack() == 0:
         return False
@@ -110,9 +113,7 @@ def is_read_last(ctx, H):
     as one that a dispatch mode has detached and stored.
     """
     return (
-        isinstance(
-            ctx, torch.autograd.function.BackwardCFunction
-        )  # compiled autograd has its own class
+        isinstance(ctx, BackwardCFunction)  # compiled autograd has its own class
         and not _keeps_graph()
         and not torch.is_grad_enabled()
         and capture_of(H) == ctx.capture

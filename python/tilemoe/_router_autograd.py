@@ -13,7 +13,7 @@ from ._layout import GRADIENTS, reads_logits
 from ._library import operators
 from ._overwrite import ANOTHER_GRADIENT, NO_MEMORY, Progress, capture_of
 from ._shapes import OF_ROUTER_BIAS
-from .autograd import OF_W1, Call, Stage, Walk
+from .autograd import BITS, OF_W1, WHOLE, Call, Stage, Walk
 from .options import TOP_K, At
 
 # Inputs: the call, the selection bias, X, the router's weight, six weights, the addend, the bias.
@@ -23,11 +23,17 @@ _ALL = (1 << len(GRADIENTS)) - 1
 _op = operators.moe_with_router.default
 
 
+def _rows(tensor):
+    """Return (..., d) as (T, d)."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
 class WithRouter(torch.autograd.Function):
     """Autograd function of `moe_with_router`.
 
     It returns O; with `more` also routing, expert_counts and logits. The gradient of the logits,
-    for example that of the losses, is part of the same backward.
+    for example that of the losses, is part of the same backward. X, and then O, has any number of
+    leading dimensions: as a view outside of this node it would be two more nodes.
     """
 
     @staticmethod
@@ -37,9 +43,11 @@ class WithRouter(torch.autograd.Function):
         keep_H = call.keep_H if of_operator else True in needs[_FIRST:_ADDEND] or needs[_BIAS]
         invoke = ops.below_autograd if of_operator else ops.call_undifferentiated
         O, H, routing, expert_counts, logits = invoke(
-            _op, X, router_weight, router_bias, selection_bias, weights, addend, *call.rest, keep_H,
+            _op, _rows(X), router_weight, router_bias, selection_bias, weights, addend, *call.rest, keep_H,
             bool(call.overwrite_H),
         )  # fmt: skip
+        if X.dim() != 2:  # without history, as a view that is an output must not change in place
+            O = O.view_as(X).data
         kept = logits if reads_logits(call.rest[0][At.SCORING], TOP_K) else None
         ctx.save_for_backward(X, H, routing, router_weight, *weights, kept)
         ctx.set_materialize_grads(False)  # H would have a zero gradient as large as H
@@ -65,7 +73,10 @@ class WithRouter(torch.autograd.Function):
         try:
             while walk.stages:
                 walk.run(walk.stages[0])
-            return None, None, *walk.gradients(), walk.made[-1]
+            dX, *gradients, of_addend = walk.gradients()
+            if dX is not None and dO.dim() != 2:
+                dX = dX.view_as(dO)
+            return None, None, dX, *gradients, of_addend, walk.made[-1]
         except Exception as error:
             walk.stop(error)
             raise
@@ -77,9 +88,9 @@ def _of_logits_alone(ctx, dlogits, wanted):
     if dlogits is not None:
         X, router_weight = (ctx.saved_tensors[i] for i in (0, 3))
         if wanted & 1:
-            gradients[0] = dlogits @ router_weight
+            gradients[0] = (dlogits @ router_weight).view(X.shape)
         if wanted & 2:
-            gradients[1] = dlogits.mT @ X
+            gradients[1] = dlogits.mT @ _rows(X)
         if wanted & OF_ROUTER_BIAS:
             gradients[-1] = dlogits.sum(0)
     return gradients
@@ -97,13 +108,13 @@ class _Walk(Walk):
         if len(self.made) == len(GRADIENTS):  # not the made of an earlier pass
             self.made.append(None)
 
-    def _tensors(self, ctx):
-        X, H, routing, self.router_weight, *weights, logits = ctx.saved_tensors
-        return X, H, routing, weights, logits
+    def _tensors(self, saved):
+        X, H, routing, self.router_weight, *weights, logits = saved
+        return _rows(X), H, routing, weights, logits
 
     def _all_stages(self):
         self.progress.dlogits = self.dlogits
-        return [Stage(self.wanted)]
+        return [WHOLE[self.wanted]]
 
     def _continue(self):
         before, now = self.progress.dlogits, self.dlogits
@@ -116,17 +127,17 @@ class _Walk(Walk):
         if stage.from_dH:
             super().run(stage)
             return
-        args = self.dO, self.dlogits, self.saved, self.router_weight, self.wanted
+        args = _rows(self.dO), self.dlogits, self.saved, self.router_weight, self.wanted
+        complete, made = True, self.wanted
         # While backward is traced, H is only claimed: the trace may run more than once.
-        self.has_dH, complete = self.over_H and not self.traced, True
-        if not self.has_dH:
+        if not self.over_H or self.traced:
             found = ops.moe_with_router_backward(*args)
         else:
-            self.has_dH = False  # after an error
             found, complete = ops.moe_with_router_backward_over_H(*args)
             self.has_dH = True
-        made = self.wanted if complete else self.wanted & ~OF_W1
-        for bit, gradient in zip((b for b in range(len(self.made)) if made & 1 << b), found):
+            if not complete:
+                made &= ~OF_W1
+        for bit, gradient in zip(BITS[made], found):
             self.made[bit] = gradient
         self.stages = [] if complete else [Stage(self.wanted & OF_W1, from_dH=True)]
         if not complete:
@@ -140,7 +151,18 @@ _apply = super(torch.autograd.Function, WithRouter).apply
 
 
 def differentiated(X, router, selection_bias, weights, addend, rest, overwrite_H, more):
-    """Call `moe_with_router` if nothing is traced; router: its weight and its bias or None."""
+    """Call `moe_with_router` if nothing is traced.
+
+    Args:
+        X: Tokens, shape (..., d), contiguous if they have more than two dimensions.
+        router: The router's weight, and its bias or None.
+        selection_bias: As in `moe`, like the arguments after it.
+        weights: The six weights.
+        addend: Shape (T, d).
+        rest: numbers and reals.
+        overwrite_H: As in `Options`.
+        more: Return also routing, expert_counts and logits.
+    """
     weight, bias = router
     if forward_ad._current_level >= 0:
         ops.refuse_tangents((X, weight, bias, selection_bias, *weights, addend))

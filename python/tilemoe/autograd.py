@@ -26,8 +26,9 @@ from .options import GROUPED, SCORES_GIVEN, At
 
 _INPUTS, _FIRST = 11, 2  # inputs of Experts, and the first one with a gradient
 _ALL = (1 << len(GRADIENTS)) - 1
-# Positions of the bits of each set of gradients.
-_BITS = [[bit for bit in range(len(GRADIENTS)) if bits & 1 << bit] for bits in range(_ALL + 1)]
+_SETS = range(1 << (len(GRADIENTS) + 1))  # of gradients, with that of the router's bias
+# Positions of the bits of each set.
+BITS = [[bit for bit in range(len(GRADIENTS) + 1) if bits & 1 << bit] for bits in _SETS]
 OF_W1 = WANTED_W1 | WANTED_W1_UP | WANTED_B1 | WANTED_B1_UP  # computed from dH and X alone
 _REFUSALS = (
     ValueError,
@@ -57,6 +58,7 @@ class Stage(NamedTuple):
     chunk: int | None = None  # chunk of the tokens; None: all
 
 
+WHOLE = [Stage(bits) for bits in _SETS]  # a pass in one stage
 _ROUTER = Stage(WANTED_S, from_dH=True)  # gradient of the logits from that of the scores
 
 
@@ -144,30 +146,34 @@ class Walk:
             raise RuntimeError(CONSUMED)
         numbers, reals = self.call.rest[-2:]
         self.scores_given = numbers[At.SCORING] == SCORES_GIVEN
-        self.saved = ops.Saved(*self._tensors(ctx), numbers, reals, ctx.router_dtype)
-        if self.wanted:
+        X, H, routing, weights, logits = self._tensors(ctx.saved_tensors)
+        self.saved = ops.Saved(
+            X, H, routing, weights, logits, numbers, reals, ctx.router_dtype
+        )
+        if wanted:
             self._begin(ctx)
 
-    def _tensors(self, ctx):
-        X, H, routing, *weights, logits = ctx.saved_tensors
+    def _tensors(self, saved):
+        X, H, routing, *weights, logits = saved
         return X, H, routing, weights, logits
 
     def _begin(self, ctx):
         """Decide whether dH is written over H, and list the stages."""
         if not ctx.keep_H:
             raise RuntimeError(NOT_KEPT)
-        given, progress, H = self.call.given, self.progress, self.saved.H
+        call, progress, H = self.call, self.progress, self.saved.H
+        given = call.given
         self.of_given = 0 if given is None else _given_memory.bits_of(given)
-        self.traced, self.over_H = is_traced(H), self.call.overwrite_H
+        self.traced, self.over_H = is_traced(H), call.overwrite_H
         if self.over_H is None:
             self.over_H = progress.consumed or (not self.traced and is_read_last(ctx, H))
-        compiling = torch.compiler.is_compiling()
+        compiling = self.traced and torch.compiler.is_compiling()
         if (self.over_H or given is not None) and torch.is_grad_enabled() and not compiling:
             raise NotImplementedError(
                 ops.NO_SECOND_GRADIENT
             )  # memory that was written has no history
-        if self.call.comm is not None:
-            self.saved = self.saved._replace(X=self.call.comm.travel.begin(self.saved.X))
+        if call.comm is not None:
+            self.saved = self.saved._replace(X=call.comm.travel.begin(self.saved.X))
         if progress.left is not None:
             self._continue()
             return
@@ -184,7 +190,7 @@ class Walk:
         call, first, last = self.call, self.wanted & ~OF_W1, self.wanted & OF_W1
         apart = self.traced or (call.comm is not None and call.comm.travel.overlap)
         if not (self.over_H and apart and first and last & ~self.of_given):
-            return [Stage(self.wanted)]
+            return [WHOLE[self.wanted]]
         from_dH = Stage(last, from_dH=True)
         if self.traced or call.comm.chunks is None or call.given is not None:
             return [Stage(first), from_dH]
@@ -221,7 +227,7 @@ class Walk:
             found = self._part(stage)
         else:
             found, complete = ops.experts_backward_over_H(dO, self.saved, given, new, accumulate)
-        for bit, gradient in zip(_BITS[new if complete else new & ~OF_W1], found):
+        for bit, gradient in zip(BITS[new if complete else new & ~OF_W1], found):
             self.made[bit] = gradient
         self.has_dH = self.over_H and (stage.chunk is None or stage.gradients != 0)
         if complete:
@@ -252,7 +258,7 @@ class Walk:
         if not stage.gradients:
             return []
         self.parts = None
-        return [made[bit] for bit in _BITS[stage.gradients]]
+        return [made[bit] for bit in BITS[stage.gradients]]
 
     def gradients(self):
         """Return all nine gradients, in the types of their tensors."""

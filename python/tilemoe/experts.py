@@ -153,30 +153,21 @@ class Experts(nn.Module):
         weights = self._layer(self._own, options).weights
         return functional.moe_tokens(x, gate, weights, options, **how)
 
-    def with_router(
-        self,
-        x: Tensor,
-        router: _calls.LinearRouter,
-        options: Options,
-        addend: Callable[[], Tensor | None],
-        **how: Any,
-    ) -> Any:
-        """Call _calls.with_router with x (T, d), without rounding; None if it cannot."""
-        x, router = _calls.cast_router(x, router)
-        up = self._up
-        weights = (
-            getattr(self, up), None, self.down_proj, getattr(self, up + "_bias"), None,
-            self.down_proj_bias,
-        )  # fmt: skip
-        for weight in weights:
-            if weight is not None and type(weight) not in _library.PLAIN:
-                return None  # quantised, or a DTensor
+    def plain_layer(self, options: Options) -> _calls.Layer | None:
+        """Return the weights if they are plain tensors without adapters, else None."""
         if self.lora_scale is not None:
             return None
-        layer = _calls.Layer(list(weights), options)
-        if not _calls.in_one_node(x, router, layer, False):
-            return None
-        return _calls.with_router(x, router, layer, addend=addend(), **how)
+        up, parameters = self._up, self._parameters
+        try:  # nn.Module's lookup begins with an exception
+            W1, W2 = parameters[up], parameters["down_proj"]
+            b1, b2 = parameters[up + "_bias"], parameters["down_proj_bias"]
+        except KeyError:  # quantised, or replaced by attributes
+            W1, W2 = getattr(self, up), self.down_proj
+            b1, b2 = getattr(self, up + "_bias"), self.down_proj_bias
+        for weight in (W1, W2, b1, b2):
+            if weight is not None and type(weight) not in _library.PLAIN:
+                return None  # quantised, or a DTensor
+        return _calls.Layer([W1, None, W2, b1, None, b2], options)
 
     @property
     def is_quantized(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _library, ops
+from ._autocast import autocast_dtype
 from ._calls import (
     Layer,
     LinearRouter,
@@ -243,8 +244,11 @@ def moe_with_router(
         _library.require_weight(router_weight, "router_weight")
     _library.require_device(x, "x")
     _library.require_together(x, "x", router_weight=router_weight, router_bias=router_bias)
-    rows = rows_of(x, "x", "(..., d)")
-    own, router = cast_router(rows, LinearRouter(router_weight, router_bias))
+    rows = x
+    if x.dim() < 2 or addend is not None or not x.is_contiguous():
+        rows = rows_of(x, "x", "(..., d)")
+    cast = autocast_dtype(rows.device)
+    own, router = cast_router(rows, LinearRouter(router_weight, router_bias), cast)
     if not in_one_node(own, router, layer, rounds=True):
         logits = torch.nn.functional.linear(x, router_weight, router_bias)
         found = routed(
@@ -255,8 +259,9 @@ def moe_with_router(
     if addend is not None:
         addend = shaped_as(addend, rows)
     out, aux, logits = with_router(
-        own, router, layer, selection_bias=selection_bias, addend=addend, return_aux=return_aux
-    )
+        own, router, layer, cast=cast, selection_bias=selection_bias, addend=addend,
+        return_aux=return_aux,
+    )  # fmt: skip
     out = shaped_like(out, x)
     if aux is None:
         return out

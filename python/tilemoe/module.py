@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import _checks, _library, _parameters
+from . import _calls, _checks, _library, _parameters
 from ._autocast import autocast_dtype
 from ._signatures import Reader
 from .distributed.dtensor import Spread, is_dtensor, plain
@@ -281,7 +281,8 @@ class MoE(nn.Module):
                 training with the option `rounding`).
         """
         _library.require_device(x, "x")
-        if autocast_dtype(x.device) is None:
+        cast = autocast_dtype(x.device)
+        if cast is None:
             _library.require_dtype(x)
         if x.dim() == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., {self.d})")
@@ -297,18 +298,27 @@ class MoE(nn.Module):
             return self._on_mesh(x, rounding, seed, offset, ids, token_mask)
         spread: Spread | None = None
         local = x
-        if is_dtensor(x):
+        if type(x) not in _library.PLAIN and is_dtensor(x):
             spread, local = Spread(x), x.to_local()
-        tokens = rows_of(local, "x", "(..., d)")  # (T, d)
-        # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
-        mask = self._rows_of_mask(token_mask, x, spread, rounding)
-        is_plain = spread is None and ids is None and mask is None and not x.requires_grad
-        gate = self._gate_of_decode(tokens) if is_plain else None
-        own = tokens if gate is not None else self._cast(tokens)
-        plain = spread is None and ids is None and mask is None
-        if gate is not None:
-            out, aux, logits = self._decode(tokens, gate)
-        elif plain and (found := self._with_router(own, rounding)) is not None:
+        mask = None
+        if token_mask is not None:
+            mask = self._rows_of_mask(token_mask, x, spread, rounding)
+        plain, found, tokens = spread is None and ids is None and mask is None, None, local
+        # Its node reads x (..., d) itself. Shared experts would need a view, also a node.
+        whole = plain and torch.is_grad_enabled() and local.is_contiguous()
+        whole = whole and self._modules.get("shared_experts") is None
+        if whole:
+            found = self._with_router(local, rounding, cast)
+        if found is None:
+            tokens = rows_of(local, "x", "(..., d)")  # (T, d)
+            # In a reentrant checkpoint x requires a gradient although gradients are off.
+            gate = self._gate_of_decode(tokens) if plain and not x.requires_grad else None
+            own = tokens if gate is not None else self._cast(tokens)
+            if gate is not None:
+                found = self._decode(tokens, gate)
+            elif plain and not whole:
+                found = self._with_router(own, rounding, cast)
+        if found is not None:
             out, aux, logits = found
         else:
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
@@ -409,10 +419,10 @@ class MoE(nn.Module):
 
         Without this cast, shared and routed experts would each save a copy.
         """
-        dtype = autocast_dtype(tokens.device)
-        if self.shared_experts is None or dtype is None:
+        if self.shared_experts is None:
             return tokens
-        return tokens.to(dtype)
+        dtype = autocast_dtype(tokens.device)
+        return tokens if dtype is None else tokens.to(dtype)
 
     def _gate_of_decode(self, tokens: Tensor) -> Gate | None:
         """Return the router for `moe_tokens` if inference supports tokens (T, d), else None."""
@@ -445,29 +455,32 @@ class MoE(nn.Module):
         )
 
     def _with_router(
-        self, tokens: Tensor, rounding: Rounding | None
+        self, x: Tensor, rounding: Rounding | None, cast: torch.dtype | None
     ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
-        """Compute tokens (T, d) -> out (T, d), Aux and logits if return_aux, in one autograd node.
+        """Compute x (..., d) -> out (..., d), Aux and logits if return_aux, in one autograd node.
 
         Return None if the result would differ from calling the modules, or if no operator computes
-        both: the gate or the experts were replaced, wrapped or have hooks.
+        both: the gate or the experts were replaced, wrapped or have hooks. `cast` is the dtype of
+        autocast.
         """
-        gate, experts = self.gate, self.experts
+        parts = self._modules  # nn.Module's lookup begins with an exception
+        gate, experts = parts.get("gate"), parts.get("experts")
         if type(gate) is not Router or type(experts) is not Experts:
             return None
         if rounding is not None or is_observed(experts):
             return None
-        router = gate.as_linear(tokens)
-        if router is None:
+        found, layer = gate.as_linear(x), experts.plain_layer(self.options)
+        if found is None or layer is None:
             return None
-        return experts.with_router(
-            tokens,
-            router,
-            self.options,
-            selection_bias=gate.e_score_correction_bias,
-            addend=lambda: self._shared(tokens, None),
+        router, bias = found
+        own, router = _calls.cast_router(x, router, cast)
+        if not _calls.in_one_node(own, router, layer, rounds=False):
+            return None
+        addend = self._shared(x, None)
+        return _calls.with_router(
+            own, router, layer, cast=cast, selection_bias=bias, addend=addend,
             return_aux=self.return_aux,
-        )
+        )  # fmt: skip
 
     def _selection_bias(self) -> Tensor | None:
         """Return the selection bias of the gate, or of the gate inside a wrapper."""

@@ -5,6 +5,7 @@ from typing import Literal, Optional, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from . import ops
 from ._autocast import autocast_dtype
@@ -23,7 +24,7 @@ def is_observed(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or torch.nn.modules.module._has_any_global_hook()
+        or _has_any_global_hook()
         or "forward" in vars(module)
     )
 
@@ -137,19 +138,24 @@ class Router(nn.Module):
         self._check_devices(x, weight, bias)
         return gate
 
-    def as_linear(self, x: Tensor) -> Optional[LinearRouter]:
-        """Return the weights if calling this module is torch.nn.functional.linear alone, else None.
+    def as_linear(self, x: Tensor) -> Optional[tuple[LinearRouter, Tensor | None]]:
+        """Return the weights and the selection bias if this module is one linear layer, else None.
 
         A fixed order of the sum and logits in another dtype have other kernels.
         """
         if type(self) is not Router or self.kind == "fixed" or self.dtype or is_observed(self):
             return None
-        weight, bias, correction = self.weight, self.bias, self.e_score_correction_bias
+        try:  # nn.Module's lookup begins with an exception
+            parameters, buffers = self._parameters, self._buffers
+            weight, bias = parameters["weight"], parameters["bias"]
+            correction = buffers["e_score_correction_bias"]
+        except KeyError:  # replaced by attributes
+            weight, bias, correction = self.weight, self.bias, self.e_score_correction_bias
         device = x.device
         for tensor in (weight, bias, correction):
             if tensor is not None and tensor.device != device:
                 self._check_devices(x, weight, bias)
-        return LinearRouter(weight, bias)
+        return LinearRouter(weight, bias), correction
 
     def forward(self, x: Tensor, spread: Optional[Spread] = None) -> Tensor:
         local = spread.parameter if spread else plain

@@ -311,10 +311,10 @@ def rows_of(tensor, name, expected):
 def shaped_like(rows, like):
     """Return rows (rows, width), to which the caller has the only reference, as (..., width).
 
-    A view without effect would be a node of the graph, and FSDP-2 warns if a module returns a view
+    Rows that have as many dimensions as `like` are returned unchanged. A view without effect would be a node of the graph, and FSDP-2 warns if a module returns a view
     of autograd.
     """
-    if like.dim() == 2:
+    if like.dim() == rows.dim():
         return rows
     return torch.ops.aten._unsafe_view(rows, (*like.shape[:-1], rows.shape[-1]))
 

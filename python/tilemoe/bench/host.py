@@ -148,28 +148,61 @@ def host_times(layer, device, warm, cold):
     return samples
 
 
+class Nothing(torch.autograd.Function):
+    """Autograd function that saves its inputs, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx, x, *others):
+        ctx.save_for_backward(x, *others)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dO):
+        return (dO, *[torch.empty_like(t) for t in ctx.saved_tensors[1:]])
+
+
 def parts(layer, device, calls):
-    """Return medians in us of what a pass consists of: a launch, a GEMM, the layer's operator."""
+    """Return medians in us of what a pass consists of.
+
+    These are a launch, an allocation, a GEMM, the layer without gradients, its operator alone, and
+    an autograd function with the layer's leaves that computes nothing, in forward and in backward.
+    """
     small = torch.zeros(8, device=device)
     logits = torch.nn.functional.linear(layer.x, layer.router).detach()
-    how = (layer.W1, layer.W2)
+    how, ops = (layer.W1, layer.W2), layer.tilemoe.ops
+    options = layer.module.options
+    args = (
+        layer.x, layer.router, None, None, [layer.W1, None, layer.W2, None, None, None], None,
+        options.numbers, options.reals, True, False,
+    )  # fmt: skip
+    op = ops.operators.moe_with_router.default
     works = {
         "zero_us": small.zero_,
         "empty_us": lambda: torch.empty(8, device=device),
         "linear_us": lambda: torch.nn.functional.linear(layer.x, layer.router),
         "moe_without_gradients_us": lambda: layer.tilemoe.moe(layer.x, logits, *how, K=layer.K),
+        "operator_us": lambda: ops.below_autograd(op, *args),
     }
-    medians = {}
-    with torch.no_grad(), without_collection():
-        for name, work in works.items():
-            times = []
-            for _ in range(calls):
-                synchronize(device)
-                begin = time.perf_counter()
-                work()
-                times.append(1e6 * (time.perf_counter() - begin))
-            medians[name] = records.quartiles(times)[1]
-    return medians
+    times = {name: [] for name in (*works, "function_us", "engine_us")}
+
+    def timed(name, work):
+        synchronize(device)
+        begin = time.perf_counter()
+        found = work()
+        times[name].append(1e6 * (time.perf_counter() - begin))
+        return found
+
+    with without_collection():
+        with torch.no_grad():
+            for name, work in works.items():
+                for _ in range(calls):
+                    timed(name, work)
+        for _ in range(calls):
+            layer.clear()
+            O = timed("function_us", lambda: Nothing.apply(*layer.leaves))
+            timed("engine_us", lambda: layer.backward(O))
+    layer.clear()
+    return {name: records.quartiles(of)[1] for name, of in times.items()}
 
 
 def gpu_times(layer, rounds):
