@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from . import _calls, _library, _parameters, functional
 from ._formats import Format
+from ._kept_codes import KeptCodes
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
 from .lora import LoRA
-from .options import GATED, OfExperts, Options
+from .options import FP8_RECIPES, GATED, OfExperts, Options, Recipe
 from .quantization import quantize_experts
 from .quantized_modules import QuantizedWeight, attach
 from .routing import Counter
@@ -76,6 +77,8 @@ class Experts(nn.Module):
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
         self.down_proj = empty(E, d, n)
         self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
+        self.quantizable = (self._up, "down_proj")
+        self.codes = KeptCodes()
         self.lora_scale: tuple[float, float] | None = None
         if lora_rank is None:
             return
@@ -162,6 +165,8 @@ class Experts(nn.Module):
         **how: Any,
     ) -> Any:
         """Call _calls.with_router with x (T, d), without rounding; None if it cannot."""
+        if options.recipe in FP8_RECIPES:
+            return None
         x, router = _calls.cast_router(x, router)
         up = self._up
         weights = (
@@ -199,12 +204,21 @@ class Experts(nn.Module):
             )
         if self.is_quantized:
             raise ValueError("expected experts that are not quantised, got quantised weights")
-        for name in (self._up, "down_proj"):
+        for name in self.quantizable:
             weight = quantize_experts(plain("experts." + name, getattr(self, name)), format)
             attach(self, name, weight)
 
+    def quantize_weights(self) -> None:
+        """Make the FP8 codes of the weights; see `tilemoe.quantize_weights`."""
+        for name in self.quantizable:
+            weight = getattr(self, name)
+            if isinstance(weight, QuantizedWeight):
+                weight.transpose_()
+            else:
+                self.codes.make(self, name, True)
+
     def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
-        W1, W2, b1, b2 = self._weights(local)
+        W1, W2, b1, b2 = self._weights(local, options.recipe)
         layer = _calls.Layer([W1, None, W2, b1, None, b2], options)
         return layer if self.lora_scale is None else layer._replace(lora=self._lora(local))
 
@@ -216,14 +230,17 @@ class Experts(nn.Module):
     def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
-    def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
-        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
-        weights = ((name, getattr(self, name)) for name in names)
-        return (
-            weight.value() if isinstance(weight, QuantizedWeight)
-            else local("experts." + name, weight)
-            for name, weight in weights
-        )  # fmt: skip
+    def _weights(self, local: Callable[[str, Any], Any], recipe: Recipe) -> Iterator[Any]:
+        for name in (*self.quantizable, self._up + "_bias", "down_proj_bias"):
+            weight = getattr(self, name)
+            if isinstance(weight, QuantizedWeight):
+                yield weight.of_fp8() if recipe == "fp8" else weight.value()
+            elif recipe in FP8_RECIPES and name in self.quantizable:
+                transposed = recipe == "fp8" and torch.is_grad_enabled()
+                codes = self.codes.of(self, name, transposed)
+                yield codes._replace(master=local("experts." + name, weight))
+            else:
+                yield local("experts." + name, weight)
 
     def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape

@@ -18,7 +18,8 @@ from ._signatures import Reader
 from .distributed.dtensor import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, LoraRank, SharedExpertGate, SharedExperts, of_experts
 from .functional import Gate
-from .options import DEFAULTS, OfModule, Rounding
+from .options import DEFAULTS, OfModule, Options, Rounding
+from .recipes import RecipeChoice, choice_of, with_recipe
 from .router import Router, RouterKind, is_observed
 from .routing import (
     Aux,
@@ -207,6 +208,7 @@ class MoE(nn.Module):
         self.return_aux = return_aux
         self.router_dtype = router_dtype  # a wrapper of the gate may hide its attributes
         self.fused_decode = fused_decode
+        self.recipe_choice: RecipeChoice | None = None  # of the last call with recipe="auto"
         self._ran_without_gradients = False  # since the last forward with gradients
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
         self.gate = Router(
@@ -300,15 +302,17 @@ class MoE(nn.Module):
         if is_dtensor(x):
             spread, local = Spread(x), x.to_local()
         tokens = rows_of(local, "x", "(..., d)")  # (T, d)
+        options = self._options_of(tokens)
         # In a reentrant checkpoint of this layer x requires a gradient although gradients are off.
         mask = self._rows_of_mask(token_mask, x, spread, rounding)
         is_plain = spread is None and ids is None and mask is None and not x.requires_grad
+        is_plain = is_plain and options.recipe == "bf16"
         gate = self._gate_of_decode(tokens) if is_plain else None
         own = tokens if gate is not None else self._cast(tokens)
         plain = spread is None and ids is None and mask is None
         if gate is not None:
-            out, aux, logits = self._decode(tokens, gate)
-        elif plain and (found := self._with_router(own, rounding)) is not None:
+            out, aux, logits = self._decode(tokens, gate, options)
+        elif plain and (found := self._with_router(own, rounding, options)) is not None:
             out, aux, logits = found
         else:
             logits = self.gate(tokens if self.router_dtype else own, spread)  # (T, E)
@@ -317,7 +321,7 @@ class MoE(nn.Module):
                 own,
                 router,
                 spread,
-                options=self.options,
+                options=options,
                 seed=seed,
                 offset=offset,
                 addend=self._shared(own, spread),
@@ -370,7 +374,7 @@ class MoE(nn.Module):
         out, aux, of_team = self.experts(
             own,
             router,
-            options=self.options,
+            options=self._options_of(own),
             seed=seed,
             offset=offset,
             addend=self._shared(own, None),
@@ -404,6 +408,23 @@ class MoE(nn.Module):
                       for of in (balance, z))  # fmt: skip
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
+    def quantize_weights(self) -> None:
+        """Make the FP8 codes of the experts' weights; see `tilemoe.quantize_weights`."""
+        self.experts.quantize_weights()
+
+    def _options_of(self, tokens: Tensor) -> Options:
+        """Return the options with the recipe of a call with tokens (T, d)."""
+        if self.options.recipe != "auto":
+            return self.options
+        dtype = autocast_dtype(tokens.device) or tokens.dtype
+        like = torch.empty(0, dtype=dtype, device=tokens.device)
+        weight = self.experts.down_proj
+        sizes, T = tuple(weight.shape), tokens.shape[0]
+        if self.expert_mesh is not None:
+            sizes = sizes[0] // self.expert_mesh.size(), *sizes[1:]
+        self.recipe_choice = choice_of(like, T, T * self.K, sizes, self.options, weight.dtype)
+        return with_recipe(self.options, self.recipe_choice.recipe)
+
     def _cast(self, tokens: Tensor) -> Tensor:
         """Cast the tokens to autocast's dtype once if the layer has shared experts.
 
@@ -432,12 +453,14 @@ class MoE(nn.Module):
             return None  # or quantised weights
         return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
-    def _decode(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:
+    def _decode(
+        self, tokens: Tensor, gate: Gate, options: Options
+    ) -> tuple[Tensor, Aux | None, Tensor]:
         """Compute tokens (T, d) -> out (T, d), Aux if return_aux, logits (T, E) if needed."""
         return self.experts.of_decode(
             tokens,
             gate,
-            self.options,
+            options,
             selection_bias=self._selection_bias(),
             addend=self._shared(tokens, None),
             wants_logits=self._has_losses(),
@@ -445,7 +468,7 @@ class MoE(nn.Module):
         )
 
     def _with_router(
-        self, tokens: Tensor, rounding: Rounding | None
+        self, tokens: Tensor, rounding: Rounding | None, options: Options
     ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
         """Compute tokens (T, d) -> out (T, d), Aux and logits if return_aux, in one autograd node.
 
@@ -463,7 +486,7 @@ class MoE(nn.Module):
         return experts.with_router(
             tokens,
             router,
-            self.options,
+            options,
             selection_bias=gate.e_score_correction_bias,
             addend=lambda: self._shared(tokens, None),
             return_aux=self.return_aux,
