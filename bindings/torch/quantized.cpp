@@ -113,6 +113,7 @@ tilemoe_quantized_weights Quantized::view(const Tensors& weights) const {
   using Views = tilemoe_quantized_weights;
   tilemoe_quantized_weights made{};
   made.struct_size = sizeof made;
+  if (!exist()) return made;
   for (const auto& [place, field, of_transposed] :
        {std::tuple(kW1, &Views::W1, &Views::W1_transposed),
         std::tuple(kW1Up, &Views::W1_up, &Views::W1_up_transposed),
