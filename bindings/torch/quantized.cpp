@@ -187,7 +187,7 @@ void quantize_fp8_into(const Tensor& values, bool float_scales, const Tensor& co
                        const MaybeTensor& transposed_scales) {
   const Call call({{"values", values},
                    {"codes", codes},
-                   {"scales", scales},
+                   {"block_scales", scales},
                    {"transposed_codes", transposed_codes},
                    {"transposed_scales", transposed_scales}});
   check_dims("values", values, 3, "(E, R, C)");
@@ -201,7 +201,7 @@ void quantize_fp8_into(const Tensor& values, bool float_scales, const Tensor& co
              std::to_string(array.elements) + " contiguous elements of " +
              std::to_string(array.element_size) + " bytes");
   };
-  check_out("codes", codes, {E, R, C}), check_out("scales", scales, {E, R, C});
+  check_out("codes", codes, {E, R, C}), check_out("block_scales", scales, {E, R, C});
   if (transposed_codes.has_value() != transposed_scales.has_value())
     refuse("transposed_codes and transposed_scales: one is absent, expected both or none");
   tilemoe_quantize_fp8_args args{};

@@ -73,7 +73,7 @@ def operands(weights: list[Any], x: Tensor, recipe: str = "bf16") -> Operands:
             weight, kept, master = weight
         trains = master is not None and master.requires_grad
         shapes[place] = master if trains else shape_only(weight.shape, x, x.dtype)
-        arrays += weight.arrays
+        arrays += [*weight.arrays]  # torch.compile adds no NamedTuple to a list
         kept = kept if recipe == "fp8" else None
         of_backward += [None, None] if kept is None else [kept.codes, kept.scales]
         formats.append(FORMATS.index(weight.format) + 1)

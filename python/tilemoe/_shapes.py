@@ -509,7 +509,7 @@ def _(values, block_rows, float_scales):
 
 
 @_register("quantize_fp8_into")
-def _(values, float_scales, codes, scales, transposed_codes, transposed_scales):
+def _(values, float_scales, codes, block_scales, transposed_codes, transposed_scales):
     _check_dims("values", values, 3, "(E, R, C)")
 
 
