@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._private import fsdp_gathers
 from .distributed.dtensor import is_dtensor
-from .distributed.fp8_shards import Fp8Gathered
+from .distributed.fp8_shards import Fp8Gathered, Fp8Shard
 from .fp8_weights import Fp8Weight, fp8_weight, transposed_of
 
 _CALL = "call quantize_weights() of the module after each optimizer step"
@@ -19,6 +19,11 @@ _CAPTURED = "recipe='fp8' in a CUDA graph reads codes that are up to date, but {
 _FSDP = (
     "recipe='fp8' with fully_shard requires tilemoe.gather_in_fp8_(model) before fully_shard, which "
     "gathers codes instead of 16-bit weights; {name} is gathered without it"
+)
+
+_NO_VALUES = (
+    "recipe='bf16' reads 16-bit weights, but {name} was gathered as FP8 codes; use an FP8 recipe, or "
+    "remove tilemoe.gather_in_fp8_"
 )
 
 
@@ -89,6 +94,17 @@ def _fits(weight: Fp8Weight, local: Tensor, transposed: bool) -> bool:
     if weight.device != local.device or weight.shape != tuple(local.shape):
         return False
     return not transposed or weight.transposed is not None
+
+
+def require_values(name: str, parameter: Any) -> None:
+    """Raise an error for a parameter that has codes instead of values."""
+    if type(parameter) is not nn.Parameter and isinstance(local_of(parameter), Fp8Gathered):
+        raise RuntimeError(_NO_VALUES.format(name=name))
+
+
+def gathers_codes(parameter: Any) -> bool:
+    """Return whether fully_shard gathers the parameter as codes."""
+    return isinstance(local_of(parameter), (Fp8Gathered, Fp8Shard))
 
 
 def local_of(parameter: Any) -> Any:

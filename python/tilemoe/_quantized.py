@@ -71,7 +71,7 @@ def operands(weights: list[Any], x: Tensor, recipe: str = "bf16") -> Operands:
         kept = master = None
         if type(weight) is Fp8Weight:
             weight, kept, master = weight
-        trains = master is not None and master.requires_grad
+        trains = master is not None and master.requires_grad and torch.is_grad_enabled()
         shapes[place] = master if trains else shape_only(weight.shape, x, x.dtype)
         arrays += [*weight.arrays]  # torch.compile adds no NamedTuple to a list
         kept = kept if recipe == "fp8" else None

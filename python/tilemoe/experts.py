@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import _calls, _library, _parameters, functional
 from ._formats import Format
-from ._kept_codes import KeptCodes
+from ._kept_codes import KeptCodes, require_values
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
 from .lora import LoRA
@@ -240,6 +240,7 @@ class Experts(nn.Module):
                 codes = self.codes.of(self, name, transposed)
                 yield codes._replace(master=local("experts." + name, weight))
             else:
+                require_values(name, weight)
                 yield local("experts." + name, weight)
 
     def extra_repr(self) -> str:

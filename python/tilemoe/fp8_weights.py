@@ -11,7 +11,7 @@ from . import _library, ops
 from .quantization import QuantizedExperts
 
 _FORMAT = "fp8"
-_BLOCK = 128
+BLOCK = 128
 _MULTIPLE = 16  # of the sizes that the recipes support
 _PIECE = 1 << 25  # values that are in 16 bits at a time, for a kernel that does not read float32
 
@@ -65,7 +65,7 @@ class Fp8Weight(NamedTuple):
         """
         if self.master is None:
             raise ValueError("update_ requires a weight with a master, got a frozen weight")
-        _quantize_into(self.master.detach(), self.weight, self.transposed)
+        quantize_into(self.master.detach(), self.weight, self.transposed)
         return self
 
 
@@ -103,7 +103,7 @@ def fp8_weight(W: Tensor | QuantizedExperts, *, transposed: bool = True) -> Fp8W
     if W.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"W must be float32, bfloat16 or float16, got {W.dtype}")
     made = empty_like_master(W, transposed)
-    _quantize_into(W.detach(), made.weight, made.transposed)
+    quantize_into(W.detach(), made.weight, made.transposed)
     return made
 
 
@@ -129,12 +129,12 @@ def _empty(W: Tensor, transposed: bool) -> QuantizedExperts:
     R, C = (width, out) if transposed else (out, width)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=W.device)
     codes = new(E, R, C, dtype=torch.float8_e4m3fn)
-    scales = new(E, -(-R // _BLOCK), -(-C // _BLOCK), dtype=torch.float32)
+    scales = new(E, -(-R // BLOCK), -(-C // BLOCK), dtype=torch.float32)
     shape = (E, out, width)
     return QuantizedExperts(_FORMAT, shape, transposed, codes, scales, None, None, None, W.dtype)
 
 
-def _quantize_into(
+def quantize_into(
     values: Tensor, weight: QuantizedExperts, transposed: QuantizedExperts | None
 ) -> None:
     """Write the codes of values (E, out, in) to the arrays of both layouts."""

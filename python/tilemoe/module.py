@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from . import _checks, _library, _parameters
 from ._autocast import autocast_dtype
+from ._kept_codes import gathers_codes
 from ._signatures import Reader
 from .distributed.dtensor import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, LoraRank, SharedExpertGate, SharedExperts, of_experts
 from .functional import Gate
 from .options import DEFAULTS, OfModule, Options, Rounding
+from .quantized_modules import QuantizedWeight
 from .recipes import RecipeChoice, choice_of, with_recipe
 from .router import Router, RouterKind, is_observed
 from .routing import (
@@ -419,6 +421,11 @@ class MoE(nn.Module):
         dtype = autocast_dtype(tokens.device) or tokens.dtype
         like = torch.empty(0, dtype=dtype, device=tokens.device)
         weight = self.experts.down_proj
+        if isinstance(weight, QuantizedWeight):
+            weight = weight.value()
+        elif gathers_codes(weight):
+            self.recipe_choice = RecipeChoice("fp8", "fully_shard gathers FP8 codes")
+            return with_recipe(self.options, "fp8")
         sizes, T = tuple(weight.shape), tokens.shape[0]
         if self.expert_mesh is not None:
             sizes = sizes[0] // self.expert_mesh.size(), *sizes[1:]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from ..fp8_weights import Fp8Weight, empty_like_master, fp8_weight
+from ..fp8_weights import BLOCK, Fp8Weight, empty_like_master, quantize_into
 from ..quantization import QuantizedExperts
 
 _aten = torch.ops.aten
@@ -61,6 +61,9 @@ class Fp8Shard(torch.Tensor):
         with torch._C._DisableTorchDispatch():
             return torch.Tensor._make_subclass(torch.Tensor, self, False)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.values().__reduce_ex__(protocol)  # a checkpoint has plain tensors
+
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: nn.Module, mp_policy: Any
     ) -> Any:
@@ -70,18 +73,25 @@ class Fp8Shard(torch.Tensor):
                 "recipe='fp8' under fully_shard requires a number of experts that is a multiple of "
                 f"the ranks, got {outer_size[0]} experts on {mesh.size()} ranks"
             )
-        weight = self._codes(module)
-        return (weight.codes.view(torch.uint8), weight.scales), tuple(outer_size)
+        codes, scales, both = self._codes(module)
+        # FSDP copies only one tensor if it does not gather.
+        return (both,) if mesh.size() == 1 else (codes, scales), tuple(outer_size)
 
-    def _codes(self, module: nn.Module) -> QuantizedExperts:
-        """Return the codes, which are made again if the shard has changed."""
+    def _codes(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+        """Return codes, scales and the bytes of both; made again if the shard has changed."""
         version: tuple[int, ...] = (self._version, self.data_ptr())
         for parameter in module._parameters.values():  # an optimizer may write the DTensor
             if getattr(parameter, "_local_tensor", None) is self:
                 version = (*version, parameter._version)
         kept = self.__dict__.get("_kept")
         if kept is None or kept[0] != version:
-            kept = version, fp8_weight(self.values(), transposed=False).weight
+            values = self.values()
+            weight = _without_arrays(tuple(values.shape), values.dtype)
+            both = torch.empty(weight.nbytes, dtype=torch.uint8, device=values.device)
+            codes, scales = _split(both, tuple(values.shape))
+            arrays = dict(codes=codes.view(torch.float8_e4m3fn), scales=scales)
+            quantize_into(values, weight._replace(**arrays), None)
+            kept = version, (codes, scales, both)
             self.__dict__["_kept"] = kept
         return kept[1]
 
@@ -89,13 +99,13 @@ class Fp8Shard(torch.Tensor):
         self, outputs: Any, size: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> Any:
         """Make the unsharded parameter, or write the transposed codes of `out` again."""
-        codes, scales = outputs
+        codes, scales = outputs if len(outputs) == 2 else _split(outputs[0], size)
         if out is not None:
             _transpose(codes, scales, _gathered(out).weight.transposed)
             return None
         like = torch.empty((), dtype=param_dtype, device=codes.device).expand(size)
-        made = empty_like_master(torch.empty(size, dtype=param_dtype, device="meta"), False).weight
-        weight = made._replace(codes=codes.view(torch.float8_e4m3fn), scales=scales)
+        weight = _without_arrays(size, param_dtype)
+        weight = weight._replace(codes=codes.view(torch.float8_e4m3fn), scales=scales)
         E, rows, columns = size
         transposed = weight._replace(
             transposed=True,
@@ -105,6 +115,18 @@ class Fp8Shard(torch.Tensor):
         _transpose(codes, scales, transposed)
         inner = transposed.codes, transposed.scales
         return Fp8Gathered(Fp8Weight(weight, transposed, None), like), inner
+
+
+def _without_arrays(size: tuple[int, ...], dtype: torch.dtype) -> QuantizedExperts:
+    """Return a weight (E, out, in) whose arrays have shapes and no memory."""
+    return empty_like_master(torch.empty(size, dtype=dtype, device="meta"), False).weight
+
+
+def _split(both: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the codes and the scales of a weight (E, out, in) in one array of bytes."""
+    E, rows, columns = size
+    codes, scales = both.view(-1).split([E * rows * columns, both.numel() - E * rows * columns])
+    return codes.view(size), scales.view(torch.float32).view(E, -(-rows // BLOCK), -1)
 
 
 def _transpose(codes: Tensor, scales: Tensor, transposed: Any) -> None:
