@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ._private import fsdp_gathers
 from .distributed.dtensor import is_dtensor
@@ -37,6 +38,7 @@ class KeptCodes:
     """Codes of parameters by name. A copy of the object, or a pickled one, is empty."""
 
     def __init__(self) -> None:
+        _count_steps()
         self.kept: dict[str, _Kept] = {}
 
     def __deepcopy__(self, memo: Any) -> KeptCodes:
@@ -73,12 +75,18 @@ class KeptCodes:
             self.kept[name] = kept._replace(weight=weight)
         return self.kept[name].weight
 
+    def renew(self, module: nn.Module, name: str) -> None:
+        """Make the codes of a parameter again, also if it is not known to have changed."""
+        local = local_of(getattr(module, name))
+        if isinstance(local, Fp8Shard) and fsdp_gathers(module):
+            local.forget()
+        elif not isinstance(local, Fp8Gathered):
+            self.make(module, name, True)
+
     def make(self, module: nn.Module, name: str, transposed: bool) -> Fp8Weight:
         """Make the codes of a parameter, in the memory of its earlier codes if they fit."""
         parameter = getattr(module, name)
         local, kept = local_of(parameter).detach(), self.kept.get(name)
-        if isinstance(local, Fp8Gathered):
-            return local.weight
         if kept is not None and _fits(kept.weight, local, transposed):
             weight = kept.weight._replace(master=local).update_()._replace(master=None)
         else:
@@ -115,7 +123,22 @@ def local_of(parameter: Any) -> Any:
 def version_of(parameter: Any) -> tuple[int, ...]:
     """Return numbers that change when the values of a parameter are written in place.
 
-    An optimizer writes a DTensor as such or its local tensor; each has a version counter.
+    A DTensor may be written as such or by its local tensor; each has a version counter. Fused
+    optimizers, and foreach operations on DTensors, change neither, so optimizer steps count.
     """
     local = local_of(parameter)
-    return parameter._version, local._version, local.data_ptr()
+    writes = local.writes[0] if isinstance(local, Fp8Shard) else _steps[0]
+    return parameter._version, local._version, local.data_ptr(), writes
+
+
+_steps = [-1]  # steps of all optimizers of the process since the first module; -1: no module
+
+
+def _count_steps() -> None:
+    if _steps[0] < 0:
+        _steps[0] = 0
+        register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(*_: Any) -> None:
+    _steps[0] += 1

@@ -215,7 +215,7 @@ class Experts(nn.Module):
             if isinstance(weight, QuantizedWeight):
                 weight.transpose_()
             else:
-                self.codes.make(self, name, True)
+                self.codes.renew(self, name)
 
     def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
         W1, W2, b1, b2 = self._weights(local, options.recipe)

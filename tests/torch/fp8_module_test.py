@@ -58,9 +58,11 @@ def test_the_function_with_codes():
     assert 0.005 < (made(x) - want).norm() / want.norm() < 0.08
 
 
-def test_codes_are_made_once_per_step():
+@pytest.mark.parametrize("how", [dict(foreach=False), dict(foreach=True), dict(fused=True)], ids=str)
+def test_codes_are_made_once_per_step(how):
+    """A fused optimizer changes no version counter."""
     made, x = module(), tokens()
-    optimizer = torch.optim.AdamW(made.parameters(), lr=0.1)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=0.1, **how)
     outputs = []
     for expected in (2, 2):
         with Calls() as calls:

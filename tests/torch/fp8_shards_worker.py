@@ -119,6 +119,46 @@ def gradients_and_steps(recomputes=False):
         assert torch.equal(parts(batch(9)), whole(batch(9)))
 
 
+def fused(values):
+    like = lambda: [torch.ones_like(values)]  # noqa: E731
+    how = dict(beta1=0.9, beta2=0.9, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False)
+    torch._fused_adamw_([values], like(), like(), like(), [], [torch.ones(())], lr=1.0, **how)
+
+
+def with_gradient(parameter):
+    parameter.grad = torch.ones_like(parameter)
+    return parameter
+
+
+def writes():
+    """Every way to write a shard makes its codes again."""
+    parts = sharded(model())
+    ways = {
+        "DTensor": lambda p: p.mul_(-3),
+        "foreach": lambda p: torch._foreach_mul_([p], -3),
+        "to_local": lambda p: p.to_local().mul_(-3),
+        "foreach of to_local": lambda p: torch._foreach_mul_([p.to_local()], -3),
+        "local": lambda p: p._local_tensor.mul_(-3),
+        "copy_": lambda p: p.copy_(p * -3),
+        "fused": lambda p: fused(p.to_local()),
+        "fused DTensor": lambda p: torch.optim.AdamW([with_gradient(p)], 1, fused=True).step(),
+        "part": lambda p: p.to_local()[1].mul_(-3),
+        "detached": lambda p: p.detach().mul_(-3),
+    }
+    missed = []
+    with torch.no_grad():
+        for name, write in ways.items():
+            before = parts(batch(0))
+            parts.reshard()
+            for layer in parts.layers:
+                layer.reshard()
+                write(layer.experts.down_proj)
+            if torch.equal(parts(batch(0)), before):
+                missed.append(name)
+            parts.reshard()
+    assert not missed, missed
+
+
 def mixed_precision():
     """Float32 parameters: codes of these values; the gradients of the gathered weights in 16 bits."""
     whole = model(dtype=torch.float32)
@@ -239,6 +279,7 @@ def spread(dtype=torch.bfloat16, shards=False):
 CASES = {
     "gradients and steps": gradients_and_steps,
     "checkpointing": lambda: gradients_and_steps(recomputes=True),
+    "writes": writes,
     "mixed precision": mixed_precision,
     "state dicts": saved_and_loaded,
     "meta device": from_meta,

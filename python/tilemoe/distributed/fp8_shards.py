@@ -9,26 +9,24 @@ those of the whole weight.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..fp8_weights import BLOCK, Fp8Weight, empty_like_master, quantize_into
 from ..quantization import QuantizedExperts
 
 _aten = torch.ops.aten
-_KEEPS_SHARD = {
-    _aten.alias.default, _aten.as_strided.default, _aten.clone.default, _aten.detach.default,
-    _aten.empty_like.default, _aten.new_empty.default, _aten.new_zeros.default,
-    _aten.slice.Tensor, _aten.split.Tensor, _aten.view.default, _aten._to_copy.default,
-    _aten._pin_memory.default, _aten.copy_.default, _aten.zeros_like.default,
+_MAKES_SHARD = {  # in new memory
+    _aten.clone.default, _aten.empty_like.default, _aten.new_empty.default, _aten.new_zeros.default,
+    _aten.zeros_like.default, _aten._to_copy.default, _aten._pin_memory.default,
 }  # fmt: skip
-_VIEWS = {
-    _aten.alias.default, _aten.as_strided.default, _aten.detach.default, _aten.view.default,
-    _aten.view_as.default,
-}  # fmt: skip
+_VIEWS = {_aten.alias.default, _aten.as_strided.default, _aten.detach.default, _aten.view.default}
+_NEW = (_aten.new_empty.default, _aten.new_zeros.default)
+_LIKE = (_aten.empty_like.default, _aten.zeros_like.default)
 
 
 class Fp8Shard(torch.Tensor):
@@ -37,9 +35,14 @@ class Fp8Shard(torch.Tensor):
     It has the memory of the tensor that it was made of. Operations on it are those of that tensor.
     """
 
+    writes: list[int]  # how often an operation wrote to this memory; views share the list
+
     @staticmethod
     def __new__(cls, values: Tensor) -> Fp8Shard:
-        return torch.Tensor._make_subclass(cls, values.detach(), False)
+        return cls._of(values.detach(), [0])
+
+    def __init__(self, values: Tensor) -> None:
+        pass
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -47,14 +50,24 @@ class Fp8Shard(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C._DisableTorchDispatch():
             made = func(*args, **(kwargs or {}))
-        if func not in _KEEPS_SHARD:
+        if func._schema.is_mutable:
+            # Not the version counter: fused optimizers and foreach operations do not count there.
+            for shard in _written(func, args, kwargs or {}):
+                shard.writes[0] += 1
             return made
-        return tree_map_only(Tensor, lambda t: t if isinstance(t, cls) else cls._of(t), made)
+        if func in _MAKES_SHARD:
+            return cls._of(made, [0])
+        if func._schema.returns and func._schema.returns[0].alias_info is not None:
+            writes = next(t.writes for t in args if isinstance(t, cls))
+            return tree_map_only(Tensor, lambda t: cls._of(t, writes), made)
+        return made
 
     @classmethod
-    def _of(cls, values: Tensor) -> Fp8Shard:
+    def _of(cls, values: Tensor, writes: list[int]) -> Fp8Shard:
         with torch._C._DisableTorchDispatch():
-            return torch.Tensor._make_subclass(cls, values, False)
+            made = torch.Tensor._make_subclass(cls, values, False)
+        made.writes = writes
+        return made
 
     def values(self) -> Tensor:
         """Return a plain tensor with this memory."""
@@ -73,16 +86,13 @@ class Fp8Shard(torch.Tensor):
                 "recipe='fp8' under fully_shard requires a number of experts that is a multiple of "
                 f"the ranks, got {outer_size[0]} experts on {mesh.size()} ranks"
             )
-        codes, scales, both = self._codes(module)
+        codes, scales, both = self._codes()
         # FSDP copies only one tensor if it does not gather.
         return (both,) if mesh.size() == 1 else (codes, scales), tuple(outer_size)
 
-    def _codes(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return codes, scales and the bytes of both; made again if the shard has changed."""
-        version: tuple[int, ...] = (self._version, self.data_ptr())
-        for parameter in module._parameters.values():  # an optimizer may write the DTensor
-            if getattr(parameter, "_local_tensor", None) is self:
-                version = (*version, parameter._version)
+        version = self.writes[0], self.data_ptr()
         kept = self.__dict__.get("_kept")
         if kept is None or kept[0] != version:
             values = self.values()
@@ -94,6 +104,10 @@ class Fp8Shard(torch.Tensor):
             kept = version, (codes, scales, both)
             self.__dict__["_kept"] = kept
         return kept[1]
+
+    def forget(self) -> None:
+        """Quantise the values before the next all-gather, also if nothing is known to write them."""
+        self.__dict__.pop("_kept", None)
 
     def fsdp_post_all_gather(
         self, outputs: Any, size: Any, param_dtype: torch.dtype, *, out: Any = None
@@ -115,6 +129,17 @@ class Fp8Shard(torch.Tensor):
         _transpose(codes, scales, transposed)
         inner = transposed.codes, transposed.scales
         return Fp8Gathered(Fp8Weight(weight, transposed, None), like), inner
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Fp8Shard]:
+    """Return the shards among the arguments that an operation writes."""
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args)} | kwargs
+    for argument in func._schema.arguments:
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        for value in tree_leaves(named.get(argument.name)):
+            if isinstance(value, Fp8Shard):
+                yield value
 
 
 def _without_arrays(size: tuple[int, ...], dtype: torch.dtype) -> QuantizedExperts:
@@ -167,9 +192,8 @@ class Fp8Gathered(torch.Tensor):
         if func in _VIEWS:
             of = args[0]
             return cls(of.weight, torch.empty((), dtype=of.dtype, device=of.device))
-        if func in (_aten.new_empty.default, _aten.empty_like.default, _aten.new_zeros.default,
-                    _aten.zeros_like.default):  # fmt: skip
-            size = args[1] if func in (_aten.new_empty.default, _aten.new_zeros.default) else args[0].shape
+        if func in _NEW or func in _LIKE:
+            size = args[1] if func in _NEW else args[0].shape
             how = dict(dtype=args[0].dtype, device=args[0].device)
             how.update({k: v for k, v in (kwargs or {}).items() if k in how and v is not None})
             zero = func in (_aten.new_zeros.default, _aten.zeros_like.default)
