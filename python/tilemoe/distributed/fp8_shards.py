@@ -22,7 +22,7 @@ from ..quantization import QuantizedExperts
 _aten = torch.ops.aten
 _MAKES_SHARD = {  # in new memory
     _aten.clone.default, _aten.empty_like.default, _aten.new_empty.default, _aten.new_zeros.default,
-    _aten.zeros_like.default, _aten._to_copy.default, _aten._pin_memory.default,
+    _aten._to_copy.default, _aten._pin_memory.default,
 }  # fmt: skip
 _VIEWS = {_aten.alias.default, _aten.as_strided.default, _aten.detach.default, _aten.view.default}
 _NEW = (_aten.new_empty.default, _aten.new_zeros.default)
