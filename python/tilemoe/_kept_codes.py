@@ -22,6 +22,7 @@ _FSDP = (
     "gathers codes instead of 16-bit weights; {name} is gathered without it"
 )
 
+_GATHERED_AND_TRACED = "torch.compile does not support FP8 codes that fully_shard gathers"
 _NO_VALUES = (
     "recipe='bf16' reads 16-bit weights, but {name} was gathered as FP8 codes; use an FP8 recipe, or "
     "remove tilemoe.gather_in_fp8_"
@@ -35,17 +36,21 @@ class _Kept(NamedTuple):
 
 
 class KeptCodes:
-    """Codes of parameters by name. A copy of the object, or a pickled one, is empty."""
+    """Codes of parameters by name. A copy of the object, or a pickled one, is empty.
 
-    def __init__(self) -> None:
+    A module with the attribute `fp8_codes` has experts that an FP8 recipe may compute.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
         _count_steps()
+        self.names = names
         self.kept: dict[str, _Kept] = {}
 
     def __deepcopy__(self, memo: Any) -> KeptCodes:
-        return KeptCodes()
+        return KeptCodes(self.names)
 
     def __reduce__(self) -> Any:
-        return KeptCodes, ()
+        return KeptCodes, (self.names,)
 
     def of(self, module: nn.Module, name: str, transposed: bool) -> Fp8Weight:
         """Return the codes of a parameter, without master.
@@ -58,6 +63,8 @@ class KeptCodes:
         parameter = getattr(module, name)
         local = local_of(parameter)
         if isinstance(local, Fp8Gathered):
+            if torch.compiler.is_compiling():
+                raise NotImplementedError(_GATHERED_AND_TRACED)
             return local.weight
         kept = self.kept.get(name)
         if torch.compiler.is_compiling():
@@ -87,6 +94,8 @@ class KeptCodes:
         """Make the codes of a parameter, in the memory of its earlier codes if they fit."""
         parameter = getattr(module, name)
         local, kept = local_of(parameter).detach(), self.kept.get(name)
+        if isinstance(local, Fp8Shard):
+            local = local.values()
         if kept is not None and _fits(kept.weight, local, transposed):
             weight = kept.weight._replace(master=local).update_()._replace(master=None)
         else:

@@ -77,8 +77,7 @@ class Experts(nn.Module):
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
         self.down_proj = empty(E, d, n)
         self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
-        self.quantizable = (self._up, "down_proj")
-        self.codes = KeptCodes()
+        self.fp8_codes = KeptCodes((self._up, "down_proj"))
         self.lora_scale: tuple[float, float] | None = None
         if lora_rank is None:
             return
@@ -204,18 +203,18 @@ class Experts(nn.Module):
             )
         if self.is_quantized:
             raise ValueError("expected experts that are not quantised, got quantised weights")
-        for name in self.quantizable:
+        for name in self.fp8_codes.names:
             weight = quantize_experts(plain("experts." + name, getattr(self, name)), format)
             attach(self, name, weight)
 
     def quantize_weights(self) -> None:
         """Make the FP8 codes of the weights; see `tilemoe.quantize_weights`."""
-        for name in self.quantizable:
+        for name in self.fp8_codes.names:
             weight = getattr(self, name)
             if isinstance(weight, QuantizedWeight):
                 weight.transpose_()
             else:
-                self.codes.renew(self, name)
+                self.fp8_codes.renew(self, name)
 
     def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
         W1, W2, b1, b2 = self._weights(local, options.recipe)
@@ -231,13 +230,13 @@ class Experts(nn.Module):
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
     def _weights(self, local: Callable[[str, Any], Any], recipe: Recipe) -> Iterator[Any]:
-        for name in (*self.quantizable, self._up + "_bias", "down_proj_bias"):
+        for name in (*self.fp8_codes.names, self._up + "_bias", "down_proj_bias"):
             weight = getattr(self, name)
             if isinstance(weight, QuantizedWeight):
                 yield weight.of_fp8() if recipe == "fp8" else weight.value()
-            elif recipe in FP8_RECIPES and name in self.quantizable:
+            elif recipe in FP8_RECIPES and name in self.fp8_codes.names:
                 transposed = recipe == "fp8" and torch.is_grad_enabled()
-                codes = self.codes.of(self, name, transposed)
+                codes = self.fp8_codes.of(self, name, transposed)
                 yield codes._replace(master=local("experts." + name, weight))
             else:
                 require_values(name, weight)

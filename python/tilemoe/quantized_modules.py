@@ -218,9 +218,18 @@ def quantize_weights(module: nn.Module) -> nn.Module:
         >>> tilemoe.quantize_weights(layer)(torch.randn(3, 64)).shape
         torch.Size([3, 64])
     """
-    for part in experts_of(module):
-        part.quantize_weights()
+    for part in modules_with_codes(module):
+        if hasattr(part, "quantize_weights"):
+            part.quantize_weights()
+            continue
+        for name in part.fp8_codes.names:
+            part.fp8_codes.renew(part, name)
     return module
+
+
+def modules_with_codes(module: nn.Module) -> list[Any]:
+    """Return the modules whose experts an FP8 recipe may compute, at least one."""
+    return [m for m in module.modules() if hasattr(m, "fp8_codes")] or list(experts_of(module))
 
 
 def experts_of(module: nn.Module) -> list[Experts]:

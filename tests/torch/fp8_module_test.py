@@ -74,7 +74,7 @@ def test_codes_are_made_once_per_step(how):
         optimizer.zero_grad()
     assert torch.equal(outputs[0], outputs[2]) and not torch.equal(outputs[2], outputs[3])
     fresh = copy.deepcopy(made)  # without codes
-    assert not fresh.experts.codes.kept
+    assert not fresh.experts.fp8_codes.kept
     equal([made(x)], [fresh(x)])
 
 
@@ -108,7 +108,7 @@ def test_codes_remain_where_they_are():
     """A captured CUDA graph reads the codes of quantize_weights()."""
     made, x = module(), tokens()
     tilemoe.quantize_weights(made)
-    of = [made.experts.codes.kept[name].weight for name in WEIGHTS]
+    of = [made.experts.fp8_codes.kept[name].weight for name in WEIGHTS]
     arrays = [t for W in of for half in W[:2] for t in half.arrays if t is not None]
     before = [t.data_ptr() for t in arrays]
     old = [t.view(torch.uint8).clone() for t in arrays]
@@ -119,7 +119,7 @@ def test_codes_remain_where_they_are():
         made.experts.down_proj.mul_(3)
         made.experts.gate_up_proj.mul_(3)
     made.quantize_weights()
-    of = [made.experts.codes.kept[name].weight for name in WEIGHTS]
+    of = [made.experts.fp8_codes.kept[name].weight for name in WEIGHTS]
     arrays = [t for W in of for half in W[:2] for t in half.arrays if t is not None]
     assert before == [t.data_ptr() for t in arrays]
     assert all(not torch.equal(t.view(torch.uint8), o) for t, o in zip(arrays, old))
@@ -129,20 +129,20 @@ def test_inference_has_one_layout():
     made, x = module().eval(), tokens()
     with torch.no_grad():
         O = made(x[:3])
-    assert all(kept.weight.transposed is None for kept in made.experts.codes.kept.values())
+    assert all(kept.weight.transposed is None for kept in made.experts.fp8_codes.kept.values())
     with Calls() as calls:
         equal([made(x)[:3]], [O])
     assert quantized(calls) == 0
-    assert all(kept.weight.transposed is not None for kept in made.experts.codes.kept.values())
+    assert all(kept.weight.transposed is not None for kept in made.experts.fp8_codes.kept.values())
 
 
 def test_copies_have_no_codes():
     made, x = module(), tokens()
     want = made(x)
     for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert not other.experts.codes.kept
+        assert not other.experts.fp8_codes.kept
         equal([other(x)], [want])
-    assert made.experts.codes.kept and list(made.state_dict()) == list(other.state_dict())
+    assert made.experts.fp8_codes.kept and list(made.state_dict()) == list(other.state_dict())
 
 
 def test_autocast():
@@ -156,7 +156,7 @@ def test_autocast():
         weight = getattr(made.experts, name)
         assert weight.grad.dtype == torch.float32
         assert not torch.equal(weight.grad, weight.grad.bfloat16().float())
-    codes = made.experts.codes.kept["down_proj"].weight
+    codes = made.experts.fp8_codes.kept["down_proj"].weight
     assert torch.equal(codes.weight.scales, tilemoe.fp8_weight(made.experts.down_proj).weight.scales)
 
 

@@ -231,6 +231,10 @@ def refusals():
     odd = tilemoe.gather_in_fp8_(tilemoe.MoE(d, n, 5, K, dtype=torch.bfloat16, recipe="fp8"))
     fully_shard(odd, mesh=MESH)
     refused(NotImplementedError, "got 5 experts on 2 ranks", lambda: use(odd))
+    traced = sharded(model())
+    for layer in traced.layers:
+        layer.forward = torch.compile(layer.forward, fullgraph=True, backend="aot_eager")
+    refused(Exception, "torch.compile does not support FP8 codes", lambda: use(traced))
     plain = sharded(model(recipe="bf16"))
     refused(RuntimeError, "gathered as FP8 codes", lambda: use(plain))
 

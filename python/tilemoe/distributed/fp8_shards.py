@@ -212,7 +212,7 @@ def gather_in_fp8_(module: nn.Module) -> nn.Module:
 
     Each rank quantises its shard once per optimizer step, and gathers transfer one byte per value
     and its scales, half of a 16-bit weight; the transposed codes are made on each GPU. The weights
-    of each `Experts` become parameters of the class `Fp8Shard`; optimizers, state dicts and
+    of the experts become parameters of the class `Fp8Shard`; optimizers, state dicts and
     torch.distributed.checkpoint read and write their values as before. The number of experts must be
     a multiple of the ranks that shard them. The gradients are reduced in the parameters' dtype, or
     in the mixed precision policy's.
@@ -231,19 +231,20 @@ def gather_in_fp8_(module: nn.Module) -> nn.Module:
         >>> type(layer.experts.down_proj).__name__
         'Fp8Shard'
     """
-    from ..quantized_modules import experts_of
+    from .._private import fsdp_gathers
+    from ..quantized_modules import modules_with_codes
 
-    for part in experts_of(module):
-        for name in part.quantizable:
+    for part in modules_with_codes(module):
+        for name in part.fp8_codes.names:
             parameter = getattr(part, name)
+            if fsdp_gathers(part):
+                raise ValueError(
+                    f"gather_in_fp8_ must be called before fully_shard, which sharded {name}"
+                )
             local = getattr(parameter, "_local_tensor", parameter)
-            if isinstance(local, Fp8Shard):
+            if not isinstance(parameter, nn.Parameter) or isinstance(local, Fp8Shard):
                 continue
-            if local is not parameter:
-                if part._mesh is None or parameter.device_mesh != part._mesh.mesh:
-                    raise ValueError(
-                        f"gather_in_fp8_ must be called before fully_shard, which sharded {name}"
-                    )
+            if local is not parameter:  # of a rank of an expert mesh
                 parameter._local_tensor = Fp8Shard(local)
                 continue
             shard = nn.Parameter(Fp8Shard(parameter.detach()), parameter.requires_grad)
