@@ -126,10 +126,10 @@ void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H
     const MaybeTensor& weight = weights.shapes()[place];  // a quantised one has a gradient with fp8
     if (!weight) refuse(std::string(kWeightNames[place]) + " is required for its gradient");
     MaybeTensor& gradient = gradients[kDWeights + place];
-    gradient = weights.quantized.of(place)
-                   ? call.empty({weight->size(0), weight->size(1), weight->size(2)},
-                                weight->scalar_type())
-                   : empty_like_weight(*weight);
+    gradient =
+        weights.quantized.of(place)
+            ? call.empty({weight->size(0), weight->size(1), weight->size(2)}, weight->scalar_type())
+            : empty_like_weight(*weight);
     if (accumulate) zero(*gradient);
   }
 }

@@ -222,7 +222,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
   // The same with blocks of 128 rows, into the caller's memory, with the transposed codes (E, C, R)
   // and scales if they are given.
   m.def(
-      "quantize_fp8_into(Tensor values, bool float_scales, Tensor(a!) codes, Tensor(b!) block_scales, "
+      "quantize_fp8_into(Tensor values, bool float_scales, Tensor(a!) codes, "
+      "Tensor(b!) block_scales, "
       "Tensor(c!)? transposed_codes, Tensor(d!)? transposed_scales) -> ()");
   // codes, scales, scale_map, scale_of_scales and scale_offset of one weight (tilemoe_quantized) ->
   // (E, R, C) of shape and dtype. It has no gradient.

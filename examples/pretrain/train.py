@@ -47,8 +47,8 @@ def arguments(argv=None):
         "--recipe",
         choices=("bf16", "fp8", "fp8_forward"),
         default="bf16",
-        help="GEMMs of the experts: in 16 bits; in FP8 but for the weights' gradients; FP8 in "
-        "forward alone; needs the precision mixed or bfloat16 on a GPU",
+        help="GEMMs of the experts: in 16 bits; in FP8, with weight gradients in 16 bits; FP8 only "
+        "in forward",
     )
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(

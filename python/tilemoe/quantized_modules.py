@@ -198,9 +198,9 @@ def quantize_(module: nn.Module, format: Format) -> nn.Module:
 def quantize_weights(module: nn.Module) -> nn.Module:
     """Make the FP8 codes of the experts in a module, for `recipe="fp8"` and "fp8_forward".
 
-    For parameters: quantise their present values, into the memory of the earlier codes. Modules do
-    so by themselves in the first call after a parameter has changed, except under torch.compile and
-    in a CUDA graph: there call this function after each optimizer step, for example by
+    For parameters: quantise their present values, into the memory of the earlier codes. The
+    first call of a module after a change does so automatically, except under torch.compile and in a
+    CUDA graph: there call this function after each optimizer step, for example by
     `optimizer.register_step_post_hook`. For weights that `quantize_` or a checkpoint quantised: make
     the transposed codes once, which training with recipe="fp8" reads.
 

@@ -24,8 +24,8 @@ class RecipeRates(NamedTuple):
     """Rates of one GPU that `choose_recipe` computes with.
 
     `bf16_tflop_per_s` is that of the layer of 128 experts on one H200 in distributed/cost.py.
-    `fp8_tflop_per_s` is 1.45 times as much: an FP8 forward is expected to gain 1.22 to 1.48, and a
-    whole layer with 16-bit weight gradients 1.16 to 1.26. `memory_gb_per_s` is what quantisation
+    `fp8_tflop_per_s` is that rate x 1.45: an FP8 forward is expected to be 1.22-1.48x faster, and a
+    whole layer with 16-bit weight gradients 1.16-1.26x. `memory_gb_per_s` is what quantisation
     kernels are expected to reach on an H100. `margin` is the gain below which "bf16" is chosen.
     """
 
@@ -67,7 +67,7 @@ def choose_recipe(
     capability: tuple[int, int] | None = None,
     rates: RecipeRates = RecipeRates(),
 ) -> RecipeChoice:
-    """Choose the recipe of a layer as `recipe="auto"` does, and say why.
+    """Choose the recipe of a layer as `recipe="auto"` does, and return the reason.
 
     The time of a recipe is that of the GEMMs, each limited by arithmetic or by reading the weights,
     and of quantisation: of X and dO (T, d) and dH (T K, 2n) in each call, and of the weights once in

@@ -144,6 +144,18 @@ def test_torchtitan(titan):
     assert error(made["fp8"][1], made["fp8_forward"][1]) > 0.005
 
 
+class OfGptOss:
+    """A configuration with the names of torchtitan's, whose package requires a newer torch."""
+
+
+@pytest.mark.cpu
+def test_torchtitan_gpt_oss(titan):
+    OfGptOss.__module__ = "torchtitan.models.gpt_oss.moe"
+    OfGptOss.__qualname__ = "GptOssGroupedExperts.Config"
+    with pytest.raises(NotImplementedError, match="whose gate and up rows are interleaved"):
+        tilemoe.torchtitan.experts(OfGptOss(), recipe="fp8")
+
+
 @pytest.mark.cpu
 def test_torchtitan_routed_experts(titan):
     from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
