@@ -120,7 +120,9 @@ class Options:
         rounds in training mode only.""",
     )
     m: int = option(
-        128, "Multiple for token rounding; the tile of the GPU's GEMMs is 128.", check=_checks.integer
+        128,
+        "Multiple for token rounding; the tile of the GPU's GEMMs is 128.",
+        check=_checks.integer,
     )
     rounding_tokens: int | None = option(
         None,

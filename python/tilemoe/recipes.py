@@ -104,9 +104,7 @@ def choose_recipe(
     return _chosen(T * K, T, d, n, E, (master_dtype or dtype).itemsize, calls_per_step, rates)
 
 
-def _why_not(
-    d: int, n: int, activation: str, gate_layout: str, dtype: torch.dtype
-) -> str | None:
+def _why_not(d: int, n: int, activation: str, gate_layout: str, dtype: torch.dtype) -> str | None:
     """Return what the recipe does not support in these sizes."""
     if activation not in GATED:
         return f"FP8 requires an activation with a gate, got {activation}"
@@ -116,9 +114,7 @@ def _why_not(
         if width % _MULTIPLE:
             return f"FP8 requires {name} to be a multiple of {_MULTIPLE}, got {width}"
     if gate_layout == "concatenated" and n % _BLOCK:
-        return (
-            f"FP8 requires n to be a multiple of {_BLOCK} with the gate_layout concatenated, got {n}"
-        )
+        return f"FP8 requires n to be a multiple of {_BLOCK} with the gate_layout concatenated, got {n}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"FP8 requires bfloat16 or float16 tokens on a GPU, got {dtype}"
     return None

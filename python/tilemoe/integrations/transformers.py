@@ -234,9 +234,7 @@ def computed(
     return out.to(hidden_states.dtype)
 
 
-def _refuse_with_norm(
-    experts: torch.nn.Module, moe: Callable, lora: Any, *weights: Weight
-) -> None:
+def _refuse_with_norm(experts: torch.nn.Module, moe: Callable, lora: Any, *weights: Weight) -> None:
     """Reject arguments that are not supported together with a norm of each expert's output."""
     found = {
         "expert parallelism": moe is not functional.moe,
