@@ -18,14 +18,14 @@ _CALL = "call quantize_weights() of the module after each optimizer step"
 _TRACED = "recipe='fp8' under torch.compile reads codes that exist: " + _CALL
 _CAPTURED = "recipe='fp8' in a CUDA graph reads codes that are up to date, but {name} has changed: "
 _FSDP = (
-    "recipe='fp8' with fully_shard requires tilemoe.gather_in_fp8_(model) before fully_shard, which "
-    "gathers codes instead of 16-bit weights; {name} is gathered without it"
+    "recipe='fp8' with fully_shard requires tilemoe.gather_in_fp8_(model) before fully_shard, "
+    "which gathers codes instead of 16-bit weights; {name} is gathered without it"
 )
 
 _GATHERED_AND_TRACED = "torch.compile does not support FP8 codes that fully_shard gathers"
 _NO_VALUES = (
-    "recipe='bf16' reads 16-bit weights, but {name} was gathered as FP8 codes; use an FP8 recipe, or "
-    "remove tilemoe.gather_in_fp8_"
+    "recipe='bf16' reads 16-bit weights, but {name} was gathered as FP8 codes; use an FP8 recipe, "
+    "or remove tilemoe.gather_in_fp8_"
 )
 
 

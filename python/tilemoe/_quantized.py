@@ -33,7 +33,8 @@ class Operands(NamedTuple):
 
 
 def any_quantized(weights: list[Any]) -> bool:
-    return type(weights[_W1]) in KINDS or type(weights[_W2]) in KINDS or type(weights[_W1_UP]) in KINDS  # fmt: skip
+    W1, W1_up, W2, *_ = weights
+    return type(W1) in KINDS or type(W2) in KINDS or type(W1_up) in KINDS
 
 
 def with_recipe(weights: list[Any], recipe: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Define `Fp8Weight`, a weight of the FP8 recipes: its codes, transposed codes, and its parameter."""
+"""Define `Fp8Weight`, a weight of the FP8 recipes: codes, transposed codes and the parameter."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PIECE = 1 << 25  # values that are in 16 bits at a time, for a kernel that does
 class Fp8Weight(NamedTuple):
     """One weight of all experts for `recipe="fp8"`: E4M3 codes in the layouts of both passes.
 
-    `fp8_weight` returns it. `moe`, `moe_general`, `grouped_experts` and `expert_parallel.moe` accept
-    it for W1, W1_up and W2. With the FP8 recipes the gradient of the values that the codes represent
-    is the gradient of `master`, in its dtype. With recipe="bf16", `master` is the weight, or the
-    dequantised codes without `master`.
+    `fp8_weight` returns it. `moe`, `moe_general`, `grouped_experts` and `expert_parallel.moe`
+    accept it for W1, W1_up and W2. With the FP8 recipes the gradient of the values that the codes
+    represent is the gradient of `master`, in its dtype. With recipe="bf16", `master` is the weight,
+    or the dequantised codes without `master`.
 
     Attributes:
         weight: Codes and scales, shape (E, out, in), which forward reads.
@@ -80,8 +80,8 @@ def fp8_weight(W: Tensor | QuantizedExperts, *, transposed: bool = True) -> Fp8W
         W: Master weight, shape (E, out, in), contiguous, float32, bfloat16 or float16; it receives
             the gradient if it requires one. Or a `QuantizedExperts` of the format "fp8", which
             remains frozen and whose arrays are used as they are.
-        transposed: Also make the transposed codes, which training with recipe="fp8" reads; they take
-            as much memory as the codes.
+        transposed: Also make the transposed codes, which training with recipe="fp8" reads; they
+            take as much memory as the codes.
 
     Returns:
         The codes. `update_` makes them again from a master that has changed.

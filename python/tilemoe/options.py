@@ -174,9 +174,9 @@ class Options:
     )
     recipe: Recipe = option(
         "bf16",
-        """How the experts' GEMMs compute. "fp8": forward and the gradients of the activations and of
-        x multiply E4M3 codes; the weights' gradients remain in 16 bits. "fp8_forward": only forward
-        multiplies codes, and backward dequantises the weights. The weights are `Fp8Weight` or
+        """How the experts' GEMMs compute. "fp8": forward and the gradients of the activations and
+        of x multiply E4M3 codes; the weights' gradients remain in 16 bits. "fp8_forward": only
+        forward multiplies codes, and backward dequantises the weights. The weights are `Fp8Weight` or
         `QuantizedExperts` of the format fp8; `MoE` makes the codes of its parameters. "auto": "fp8"
         or "bf16", by `choose_recipe`. Both FP8 recipes require an H100 or H200, or the CPU backend;
         a gate; d and n multiples of 16; gate_layout "split", or "concatenated" with n a multiple of

@@ -201,8 +201,8 @@ def quantize_weights(module: nn.Module) -> nn.Module:
     For parameters: quantise their present values, into the memory of the earlier codes. The
     first call of a module after a change does so automatically, except under torch.compile and in a
     CUDA graph: there call this function after each optimizer step, for example by
-    `optimizer.register_step_post_hook`. For weights that `quantize_` or a checkpoint quantised: make
-    the transposed codes once, which training with recipe="fp8" reads.
+    `optimizer.register_step_post_hook`. For weights that `quantize_` or a checkpoint quantised:
+    make the transposed codes once, which training with recipe="fp8" reads.
 
     Args:
         module: A `MoE`, or a module that contains one.

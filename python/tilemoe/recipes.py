@@ -70,8 +70,8 @@ def choose_recipe(
     """Choose the recipe of a layer as `recipe="auto"` does, and return the reason.
 
     The time of a recipe is that of the GEMMs, each limited by arithmetic or by reading the weights,
-    and of quantisation: of X and dO (T, d) and dH (T K, 2n) in each call, and of the weights once in
-    `calls_per_step` calls. The rates are estimates that no GPU has confirmed.
+    and of quantisation: of X and dO (T, d) and dH (T K, 2n) in each call, and of the weights once
+    in `calls_per_step` calls. The rates are estimates that no GPU has confirmed.
 
     Args:
         T: Tokens of a call.
@@ -114,7 +114,8 @@ def _why_not(d: int, n: int, activation: str, gate_layout: str, dtype: torch.dty
         if width % _MULTIPLE:
             return f"FP8 requires {name} to be a multiple of {_MULTIPLE}, got {width}"
     if gate_layout == "concatenated" and n % _BLOCK:
-        return f"FP8 requires n to be a multiple of {_BLOCK} with the gate_layout concatenated, got {n}"
+        expected = f"a multiple of {_BLOCK} with the gate_layout concatenated"
+        return f"FP8 requires n to be {expected}, got {n}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"FP8 requires bfloat16 or float16 tokens on a GPU, got {dtype}"
     return None

@@ -1,8 +1,8 @@
 """Gather FP8 codes under FSDP-2: `gather_in_fp8_`.
 
-A parameter becomes an `Fp8Shard`. fully_shard calls its two hooks: before an all-gather the shard is
-quantised, once per change of the shard, and the all-gather transfers codes and scales, one byte and
-a little more per value. After it, the module's parameter is an `Fp8Gathered`, which has codes
+A parameter becomes an `Fp8Shard`. fully_shard calls its two hooks: before an all-gather the shard
+is quantised, once per change of the shard, and the all-gather transfers codes and scales, one byte
+and a little more per value. After it, the module's parameter is an `Fp8Gathered`, which has codes
 instead of values. A shard has whole experts, and therefore whole blocks of scales, so the codes are
 those of the whole weight.
 """
@@ -106,7 +106,7 @@ class Fp8Shard(torch.Tensor):
         return kept[1]
 
     def forget(self) -> None:
-        """Quantise the values before the next all-gather, also if nothing is known to write them."""
+        """Quantise the values before the next all-gather, even without a known write."""
         self.__dict__.pop("_kept", None)
 
     def fsdp_post_all_gather(
@@ -213,8 +213,8 @@ def gather_in_fp8_(module: nn.Module) -> nn.Module:
     Each rank quantises its shard once per optimizer step, and gathers transfer one byte per value
     and its scales, half of a 16-bit weight; the transposed codes are made on each GPU. The weights
     of the experts become parameters of the class `Fp8Shard`; optimizers, state dicts and
-    torch.distributed.checkpoint read and write their values as before. The number of experts must be
-    a multiple of the ranks that shard them. The gradients are reduced in the parameters' dtype, or
+    torch.distributed.checkpoint read and write their values as before. The number of experts must
+    be a multiple of the ranks that shard them. The gradients are reduced in the parameters' dtype, or
     in the mixed precision policy's.
 
     Args:
