@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
+import tilemoe.expert_parallel
 from tilemoe.distributed.fp8_shards import Fp8Gathered, Fp8Shard
 
 d, n, E, K, T = 208, 128, 6, 2, 40
@@ -143,8 +144,12 @@ def writes():
         "fused": lambda p: fused(p.to_local()),
         "fused DTensor": lambda p: torch.optim.AdamW([with_gradient(p)], 1, fused=True).step(),
         "part": lambda p: p.to_local()[1].mul_(-3),
+        # By memory that nothing watches:
+        "quantize_weights": lambda p: (
+            p._local_tensor.values().mul_(-3), tilemoe.quantize_weights(parts)
+        ),
         "detached": lambda p: p.detach().mul_(-3),
-    }
+    }  # fmt: skip
     missed = []
     with torch.no_grad():
         for name, write in ways.items():
@@ -272,6 +277,12 @@ def spread(dtype=torch.bfloat16, shards=False):
             want = O
     got = made(batch(dist.get_rank()))
     got.float().square().sum().backward()
+    if not shards:
+        codes = [tilemoe.fp8_weight(getattr(made.experts, name).to_local()) for name in WEIGHTS]
+        x = batch(dist.get_rank())
+        call = tilemoe.expert_parallel.moe
+        again = call(x, made.gate(x), *codes, K=K, group=mesh["ep"].get_group(), recipe="fp8")
+        assert torch.equal(again, got)
     assert (got - want).float().norm() <= 0.01 * want.float().norm()
     for name in WEIGHTS:
         g = getattr(made.experts, name).grad
