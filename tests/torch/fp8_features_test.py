@@ -216,16 +216,6 @@ def with_tangents():
         tilemoe.moe(**tensors, K=K, recipe="fp8")
 
 
-def in_jax():
-    jax = pytest.importorskip("jax", reason="jax is not installed")
-    import tilemoe.jax
-
-    assert jax
-    zeros = jax.numpy.zeros
-    tilemoe.jax.moe(zeros((T, d)), zeros((T, E)), zeros((E, 2 * n, d)), zeros((E, d, n)), K=K,
-                    recipe="fp8")  # fmt: skip
-
-
 def refuses(kind, text, use):
     """An error that is no NotImplementedError."""
     return lambda: refused(kind, text, use)
@@ -255,6 +245,7 @@ ELSEWHERE = {
     "FSDP-2 and `torch.compile` of the layer": REFUSED + "does not support FP8 codes",
     "transformers, `set_recipe`": "works, tested by fp8_integrations_test.py",
     "torchtitan, override with `recipe`": "works, tested by fp8_integrations_test.py without ranks",
+    "JAX": REFUSED + "unexpected keyword argument 'recipe'",
     "torchtitan's gpt-oss": REFUSED + "gate and up rows are interleaved",
 }
 FEATURES = {  # row of the table: (test, what the page says)
@@ -271,7 +262,7 @@ FEATURES = {  # row of the table: (test, what the page says)
     "activations without a gate": (
         use(gated=False, activation="relu"), REFUSED + "requires an activation with a gate"
     ),
-    "split gate, any n": (kind(gate_layout="split", n=208), "works"),
+    "split gate, n a multiple of 16": (kind(gate_layout="split", n=208), "works"),
     "concatenated gate, n no multiple of 128": (use(n=144), REFUSED + "n to be a multiple of 128"),
     "interleaved gate": (
         use(gate_layout="interleaved"), REFUSED + "does not support the gate_layout interleaved"
@@ -322,10 +313,6 @@ FEATURES = {  # row of the table: (test, what the page says)
     "fake tensors": (on_fake_tensors, "works"),
     "decode (`MoE`)": (decode, "works, by the router's linear layer and `moe`"),
     "`chunks` of ranks above 1": (None, REFUSED + "quantised weights require chunks=1"),
-    "JAX": (
-        refuses(TypeError, "unexpected keyword argument 'recipe'", in_jax),
-        "refused: `unexpected keyword argument 'recipe'`",
-    ),
 }  # fmt: skip
 ROWS = {feature: says for feature, (_, says) in FEATURES.items()} | ELSEWHERE
 
@@ -351,7 +338,7 @@ FEATURES["`chunks` of ranks above 1"] = in_chunks, ROWS["`chunks` of ranks above
 @pytest.mark.parametrize("feature", FEATURES)
 def test_feature(feature):
     use, says = FEATURES[feature]
-    if says.startswith(REFUSED) and "JAX" not in feature and "QuantizedExperts" not in feature:
+    if says.startswith(REFUSED) and "QuantizedExperts" not in feature:
         refused(NotImplementedError, says.removeprefix(REFUSED), use)
     else:
         use()
@@ -364,7 +351,7 @@ def test_the_files_that_test_other_rows(feature):
     if "tested by" in says:
         assert (folder / says.split("tested by ")[1].split()[0]).exists()
     elif says.startswith(REFUSED):
-        tests = ("fp8_shards_worker.py", "fp8_integrations_test.py")
+        tests = "fp8_shards_worker.py", "fp8_integrations_test.py", "../jax/jax_refusals_test.py"
         assert any(says.removeprefix(REFUSED) in (folder / name).read_text() for name in tests)
     else:
         assert says.endswith("not tested on the CPU")
