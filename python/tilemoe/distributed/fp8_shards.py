@@ -58,7 +58,7 @@ class Fp8Shard(torch.Tensor):
         if func in _MAKES_SHARD:
             return cls._of(made, [0])
         if func._schema.returns and func._schema.returns[0].alias_info is not None:
-            writes = next(t.writes for t in args if isinstance(t, cls))
+            writes = next((t.writes for t in args if isinstance(t, cls)), [0])
             return tree_map_only(Tensor, lambda t: cls._of(t, writes), made)
         return made
 
@@ -225,15 +225,17 @@ def gather_in_fp8_(module: nn.Module) -> nn.Module:
 
     Raises:
         ValueError: The module has no experts of TileMoE, or fully_shard has already sharded them.
+        NotImplementedError: The installed torch lacks a private name that this requires.
 
     Example:
         >>> layer = tilemoe.gather_in_fp8_(tilemoe.MoE(64, 128, 8, 2, recipe="fp8"))
         >>> type(layer.experts.down_proj).__name__
         'Fp8Shard'
     """
-    from .._private import fsdp_gathers
+    from .._private import fsdp_gathers, require
     from ..quantized_modules import modules_with_codes
 
+    require("recipe='fp8' with fully_shard")
     for part in modules_with_codes(module):
         for name in part.fp8_codes.names:
             parameter = getattr(part, name)
