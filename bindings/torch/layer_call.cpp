@@ -123,9 +123,13 @@ void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H
                          : call.empty({H.size(0)}, ScalarType::Float);
   for (size_t place = 0; place < kWeights; ++place) {
     if (!(wanted & bit(kDWeights + place))) continue;
-    if (!weights[place]) refuse(std::string(kWeightNames[place]) + " is required for its gradient");
+    const MaybeTensor& weight = weights.shapes()[place];  // a quantised one has a gradient with fp8
+    if (!weight) refuse(std::string(kWeightNames[place]) + " is required for its gradient");
     MaybeTensor& gradient = gradients[kDWeights + place];
-    gradient = empty_like_weight(*weights[place]);
+    gradient =
+        weights.quantized.of(place)
+            ? call.empty({weight->size(0), weight->size(1), weight->size(2)}, weight->scalar_type())
+            : empty_like_weight(*weight);
     if (accumulate) zero(*gradient);
   }
 }

@@ -130,6 +130,9 @@ std::vector<Tensor> experts_lora_backward_over_H(
 // quantized.cpp
 std::tuple<Tensor, Tensor> quantize_fp8(const Tensor& values, int64_t block_rows,
                                         bool float_scales);
+void quantize_fp8_into(const Tensor& values, bool float_scales, const Tensor& codes,
+                       const Tensor& scales, const MaybeTensor& transposed_codes,
+                       const MaybeTensor& transposed_scales);
 Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,
                   ScalarType dtype);
 

@@ -54,9 +54,13 @@ constexpr const char* kArrayNames[] = {"codes", "scales", "scale_map", "scale_of
                                        "scale_offset"};
 constexpr size_t kArrays = 5, kQuantizedWeights = 3;
 constexpr const char* kQuantizedNames[] = {
-    "W1.codes",    "W1.scales",    "W1.scale_map",    "W1.scale_of_scales",    "W1.scale_offset",
-    "W1_up.codes", "W1_up.scales", "W1_up.scale_map", "W1_up.scale_of_scales", "W1_up.scale_offset",
-    "W2.codes",    "W2.scales",    "W2.scale_map",    "W2.scale_of_scales",    "W2.scale_offset"};
+    "W1.codes", "W1.scales", "W1.scale_map", "W1.scale_of_scales", "W1.scale_offset", "W1_up.codes",
+    "W1_up.scales", "W1_up.scale_map", "W1_up.scale_of_scales", "W1_up.scale_offset", "W2.codes",
+    "W2.scales", "W2.scale_map", "W2.scale_of_scales", "W2.scale_offset",
+    // of the same weights, transposed, in the format fp8, for the backward of its recipe
+    "W1_transposed.codes", "W1_transposed.scales", "W1_up_transposed.codes",
+    "W1_up_transposed.scales", "W2_transposed.codes", "W2_transposed.scales"};
+constexpr size_t kTransposedArrays = 2;  // codes and scales
 
 // int[] formats: tilemoe_format of W1, W1_up and W2, and whether they are stored transposed; or no
 // numbers

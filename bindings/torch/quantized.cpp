@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <tuple>
 
 #include "core/formats.h"
 #include "operators.h"
@@ -109,17 +110,29 @@ void Quantized::set_formats(tilemoe_experts& experts) const {
 }
 
 tilemoe_quantized_weights Quantized::view(const Tensors& weights) const {
+  using Views = tilemoe_quantized_weights;
   tilemoe_quantized_weights made{};
   made.struct_size = sizeof made;
-  for (const auto& [place, field] : {std::pair(kW1, &tilemoe_quantized_weights::W1),
-                                     std::pair(kW1Up, &tilemoe_quantized_weights::W1_up),
-                                     std::pair(kW2, &tilemoe_quantized_weights::W2)}) {
-    if (!of(place)) continue;
+  if (!exist()) return made;
+  for (const auto& [place, field, of_transposed] :
+       {std::tuple(kW1, &Views::W1, &Views::W1_transposed),
+        std::tuple(kW1Up, &Views::W1_up, &Views::W1_up_transposed),
+        std::tuple(kW2, &Views::W2, &Views::W2_transposed)}) {
+    const MaybeTensor* more =
+        &arrays_[kQuantizedWeights * kArrays + place * kTransposedArrays];  // codes, scales
+    if (!of(place)) {
+      if (more[0]) refuse(std::string(kWeightNames[place]) + "_transposed requires the weight");
+      continue;
+    }
     if (!weights[place]) refuse(std::string(kWeightNames[place]) + " is required");
     check_dims(kWeightNames[place], *weights[place], 3, "three dimensions");
     const auto& [format, transposed] = formats_[place];
     made.*field = view_of(kWeightNames[place], &arrays_[place * kArrays], format, transposed,
                           values_of(*weights[place], transposed != 0));
+    if (!more[0]) continue;
+    const MaybeTensor all[kArrays] = {more[0], more[1]};
+    made.*of_transposed = view_of(std::string(kWeightNames[place]) + "_transposed", all,
+                                  TILEMOE_FORMAT_FP8, 1, values_of(*weights[place], true));
   }
   // The shapes of W1 and W2 are checked with the layer's sizes.
   if (of(kW1Up) && describe_shape(*weights[kW1Up]) != describe_shape(*weights[kW1]))
@@ -167,6 +180,46 @@ std::tuple<Tensor, Tensor> quantize_fp8(const Tensor& values, int64_t block_rows
   args.stream = call.stream();
   if (codes.numel() > 0) check(tilemoe_quantize_fp8(&args));
   return {codes, scales};
+}
+
+void quantize_fp8_into(const Tensor& values, bool float_scales, const Tensor& codes,
+                       const Tensor& scales, const MaybeTensor& transposed_codes,
+                       const MaybeTensor& transposed_scales) {
+  const Call call({{"values", values},
+                   {"codes", codes},
+                   {"block_scales", scales},
+                   {"transposed_codes", transposed_codes},
+                   {"transposed_scales", transposed_scales}});
+  check_dims("values", values, 3, "(E, R, C)");
+  const int64_t E = values.size(0), R = values.size(1), C = values.size(2);
+  const auto check_out = [&](const char* name, const Tensor& out, const Values& of) {
+    const ExpectedArrays arrays = expected(TILEMOE_FORMAT_FP8, of);
+    const Expected& array = arrays[std::string(name).ends_with("scales") ? 1 : 0];
+    if (out.numel() != array.elements ||
+        static_cast<int64_t>(out.element_size()) != array.element_size || !out.is_contiguous())
+      refuse(std::string(name) + " has shape " + describe_shape(out) + ", expected " +
+             std::to_string(array.elements) + " contiguous elements of " +
+             std::to_string(array.element_size) + " bytes");
+  };
+  check_out("codes", codes, {E, R, C}), check_out("block_scales", scales, {E, R, C});
+  if (transposed_codes.has_value() != transposed_scales.has_value())
+    refuse("transposed_codes and transposed_scales: one is absent, expected both or none");
+  tilemoe_quantize_fp8_args args{};
+  args.struct_size = sizeof args;
+  args.device = call.device();
+  args.block_rows = static_cast<int32_t>(tilemoe::kFp8Tile);
+  args.float_scales = float_scales;
+  args.values = call.view("values", values);
+  args.codes = static_cast<uint8_t*>(codes.data_ptr());
+  args.scales = static_cast<float*>(scales.data_ptr());
+  if (transposed_codes) {
+    check_out("transposed_codes", *transposed_codes, {E, C, R});
+    check_out("transposed_scales", *transposed_scales, {E, C, R});
+    args.transposed_codes = static_cast<uint8_t*>(transposed_codes->data_ptr());
+    args.transposed_scales = static_cast<float*>(transposed_scales->data_ptr());
+  }
+  args.stream = call.stream();
+  if (codes.numel() > 0) check(tilemoe_quantize_fp8(&args));
 }
 
 Tensor dequantize(const Tensors& arrays, int64_t format, const std::vector<int64_t>& shape,

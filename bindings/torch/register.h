@@ -34,6 +34,7 @@ inline void register_operators(torch::stable::detail::StableLibrary& m) {
   m.impl("experts_lora_backward", TORCH_BOX(&experts_lora_backward));
   m.impl("experts_lora_backward_over_H", TORCH_BOX(&experts_lora_backward_over_H));
   m.impl("quantize_fp8", TORCH_BOX(&quantize_fp8));
+  m.impl("quantize_fp8_into", TORCH_BOX(&quantize_fp8_into));
   m.impl("dequantize", TORCH_BOX(&dequantize));
   m.impl("layer_bytes", TORCH_BOX(&layer_bytes));
   m.impl("router_backward", TORCH_BOX(&router_backward));

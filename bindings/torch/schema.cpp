@@ -202,7 +202,8 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "float[] scales, int[] formats, int[] numbers, float[] reals, bool keep_H) -> "
       "(Tensor O, Tensor H, Tensor P1, Tensor P2)");
   // The gradients whose bit is in `wanted`: the eight of experts_backward, with ds itself, then
-  // those of `lora`, of factor_dtype. Quantised weights have none.
+  // those of `lora`, of factor_dtype. Quantised weights have one only with a recipe of fp8, in the
+  // dtype of their entry in `weights`.
   m.def(
       "experts_lora_backward(Tensor dO, Tensor X, Tensor H, Tensor P1, Tensor P2, Tensor routing, "
       "Tensor?[] weights, Tensor packed, Tensor?[] quantized, int[] ranks, float[] scales, "
@@ -214,12 +215,18 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "Tensor routing, Tensor?[] weights, Tensor packed, Tensor?[] quantized, int[] ranks, "
       "float[] scales, int[] formats, int[] numbers, float[] reals, ScalarType factor_dtype, "
       "int wanted) -> Tensor[]");
-  // codes, scales, scale_map, scale_of_scales and scale_offset of one weight (tilemoe_quantized) ->
-  // (E, R, C) of shape and dtype. It has no gradient.
   // values (E, R, C) -> codes (E, R, C), bytes, and scales (E, R/block_rows, C/128) float32
   m.def(
       "quantize_fp8(Tensor values, int block_rows, bool float_scales) -> (Tensor codes, "
       "Tensor scales)");
+  // The same with blocks of 128 rows, into the caller's memory, with the transposed codes (E, C, R)
+  // and scales if they are given.
+  m.def(
+      "quantize_fp8_into(Tensor values, bool float_scales, Tensor(a!) codes, "
+      "Tensor(b!) block_scales, "
+      "Tensor(c!)? transposed_codes, Tensor(d!)? transposed_scales) -> ()");
+  // codes, scales, scale_map, scale_of_scales and scale_offset of one weight (tilemoe_quantized) ->
+  // (E, R, C) of shape and dtype. It has no gradient.
   m.def("dequantize(Tensor?[] arrays, int format, int[] shape, ScalarType dtype) -> Tensor");
   // ds (T, K), or (pairs) of a rounded routing -> dlogits (T, E) of `dtype`
   m.def(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from tilemoe import choose_recipe
+
 
 class Refusal(ValueError):
     """The request cannot be fulfilled: a sentence for the user, without a traceback."""
@@ -30,6 +32,7 @@ class Config:
     routing_tokens: int | None = None
     renormalize: bool = False  # a token's scores sum to 1 again after rounding
     capacity: float | None = None  # maximum pairs of an expert, as a multiple of its share
+    recipe: str = "bf16"  # of the experts' GEMMs
 
     @property
     def head(self):
@@ -44,6 +47,8 @@ CONFIGS = {
         32, 2, 4, 2, 32, 257, E=8, K=2, n=16, scoring="sigmoid_renormalized",
         selection_bias=True, balance_coefficient=0.0, z_coefficient=0.0,
     ),
+    # The same with experts that --recipe fp8 supports.
+    "tiny-wide": Config(64, 2, 4, 2, 32, 257, E=8, K=2, n=128),
     # Large for a corpus of some 30 million tokens, small for a GPU; S2 is sparser.
     "S1": Config(512, 8, 8, 8, 1024, 16384, E=128, K=8, n=128),
     "S2": Config(512, 8, 8, 8, 1024, 16384, E=256, K=4, n=256),
@@ -57,8 +62,9 @@ CONFIGS = {
 
 
 def configuration(
-    name, layers=None, rounding=None, routing_tokens=None, capacity=None, renormalize=False
-):
+    name, layers=None, rounding=None, routing_tokens=None, capacity=None, renormalize=False,
+    recipe="bf16",
+):  # fmt: skip
     """Return a configuration; `layers`: only the first N layers."""
     c = CONFIGS[name]
     if layers is not None and not 1 <= layers <= c.layers:
@@ -67,5 +73,12 @@ def configuration(
         raise Refusal("--rounding and --capacity cannot be combined; use one of them")
     if renormalize and rounding is None:
         raise Refusal("--renormalize requires --rounding")
+    if recipe != "bf16":
+        choice = choose_recipe(1, c.d, c.n, c.E, c.K, capability=(9, 0))
+        if choice.fp8_ms is None:
+            raise Refusal(f"--recipe {recipe} does not support {name}: {choice.reason}")
+        if capacity is not None or renormalize:
+            raise Refusal("--recipe cannot be combined with --capacity and --renormalize")
     routing = {"routing_tokens": routing_tokens, "capacity": capacity, "renormalize": renormalize}
+    routing["recipe"] = recipe
     return replace(c, layers=layers or c.layers, rounding=rounding, **routing)

@@ -160,6 +160,7 @@ class Block(nn.Module):
             rounding_tokens=c.routing_tokens,
             balance_coefficient=c.balance_coefficient,
             z_coefficient=c.z_coefficient,
+            recipe=c.recipe,
             router_dtype=torch.float32,
             return_aux=True,
             **spread,

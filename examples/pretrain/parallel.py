@@ -33,7 +33,7 @@ def agree(why):
 
 def are_finite(tensors):
     """Return whether every number is finite, in all shards, with one wait for the device."""
-    # After an evaluation a parameter may still be gathered, and is not a DTensor then.
+    # A parameter that is still gathered is not a DTensor.
     shards = [t.detach().to_local() if isinstance(t, DTensor) else t.detach() for t in tensors]
     there = [t for t in shards if t.numel()]  # the maximum of no numbers does not exist
     there = there or [shards[0].new_zeros(1)]
@@ -149,6 +149,13 @@ class ReduceScatter:
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+
+def reshard(model):
+    """Free the gathered copies that an evaluation left; those of --recipe fp8 have no values."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def shard(model, mesh, precision, keep_gathered=False, spread=None):

@@ -21,7 +21,7 @@ from data import Corpus, verify
 from experts import refusal
 from model import Transformer
 from optimizer import learning_rate, optimizer_of
-from parallel import agree, are_finite, clip, expert_mesh, norm_of, shard
+from parallel import agree, are_finite, clip, expert_mesh, norm_of, reshard, shard
 
 # Values of a step in the log: means over its micro-batches; the last four are fractions.
 MEANS = (
@@ -36,15 +36,15 @@ IDENTITY = ("config", "layers", "batch", "micro_batch", "seed", "corpus")
 # or is a mistake. The options that are in neither change at most the last bits.
 DECIDING = (
     "precision", "learning_rate", "warmup", "weight_decay", "clip", "bias_rate", "rounding",
-    "renormalize", "capacity", "routing_tokens",
+    "renormalize", "capacity", "routing_tokens", "recipe",
 )  # fmt: skip
 
 
 def build(args, mesh, device, order=None):
     """Return the configuration, the sharded model with its initial values, and the optimizer."""
-    routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize
+    routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize, args.recipe
     c = configuration(args.config, args.layers, *routing)
-    why = refusal(args.experts, c, device.type) or not_shared(args, c)
+    why = refusal(args.experts, c, device.type) or not_shared(args, c) or not_in_fp8(args, c)
     if why is not None:
         raise Refusal(why)
     tilemoe.set_ctas_per_sm(args.ctas_per_sm)
@@ -60,6 +60,8 @@ def build(args, mesh, device, order=None):
         model.to(torch.bfloat16)
     if args.compile:
         model.compile_blocks()
+    if c.recipe != "bf16":
+        tilemoe.gather_in_fp8_(model)
     shard(model, mesh, args.precision, args.keep_gathered, groups)
     model.to_empty(device=device)
     model.initialise(args.seed, order)
@@ -77,6 +79,21 @@ def not_shared(args, c):
         return (
             "--expert-parallel requires --experts tilemoe without --capacity, "
             "--renormalize and --compile"
+        )
+    return None
+
+
+def not_in_fp8(args, c):
+    """Return why the experts cannot compute in FP8, or None."""
+    if c.recipe == "bf16":
+        return None
+    ranks = dist.get_world_size() // args.expert_parallel
+    if args.experts != "tilemoe" or args.compile:
+        return "--recipe requires --experts tilemoe without --compile"
+    if c.E // args.expert_parallel % ranks:
+        return (
+            f"--recipe requires a number of experts that is a multiple of the {ranks} processes that "
+            f"shard them, got {c.E // args.expert_parallel}"
         )
     return None
 
@@ -134,6 +151,7 @@ class Run:
 
         If they are not, nothing is saved, and the existing checkpoints stay.
         """
+        reshard(self.model)
         state = list(self.model.parameters())
         for moments in self.optimizer.state.values():
             state += moments["exp_avg"], moments["exp_avg_sq"]

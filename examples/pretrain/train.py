@@ -43,6 +43,13 @@ def arguments(argv=None):
     add("--micro-batch", type=whole(1), default=2, help="sequences of a forward pass")
     add("--layers", type=whole(1), metavar="N", help="use the first N layers of the configuration")
     add("--experts", choices=IMPLEMENTATIONS, default="tilemoe")
+    add(
+        "--recipe",
+        choices=("bf16", "fp8", "fp8_forward"),
+        default="bf16",
+        help="GEMMs of the experts: in 16 bits; in FP8, with weight gradients in 16 bits; FP8 only "
+        "in forward",
+    )
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
         "--renormalize",
@@ -124,7 +131,7 @@ def arguments(argv=None):
         "--change-options",
         action="store_true",
         help="continue from a checkpoint with another precision, learning rate, warm-up, "
-        "weight decay, clip, bias rate, rounding or capacity than it was trained with",
+        "weight decay, clip, bias rate, rounding, capacity or recipe than it was trained with",
     )
     add("--log-every", type=whole(1), default=10, help="steps per line; log.jsonl has every step")
     add("--tensorboard", action="store_true", help="write TensorBoard files to --output")
@@ -264,8 +271,9 @@ def carry_out(args):
             raise Refusal("--plan supports tilemoe, and grouped_mm if it computes in bfloat16")
         # Groups change little of a plan, which is made of micro-batches of one and of two.
         config = configuration(
-            args.config, args.layers, args.rounding, None, args.capacity, args.renormalize
-        )
+            args.config, args.layers, args.rounding, None, args.capacity, args.renormalize,
+            args.recipe,
+        )  # fmt: skip
         choices = args.experts, args.recompute, args.precision, args.compile
         together = args.expert_parallel
         if args.processes % together or config.E % together:

@@ -18,6 +18,8 @@ if _TYPE_CHECKING:
     from ._config import set_arch, set_kit, show_config
     from ._library import VERSION as __version__
     from ._library import set_block_turns, set_ctas_per_sm
+    from .distributed.fp8_shards import gather_in_fp8_
+    from .fp8_weights import Fp8Weight, fp8_weight
     from .functional import (
         WeightGradients,
         grouped_experts,
@@ -30,7 +32,8 @@ if _TYPE_CHECKING:
     from .lora import LoRA
     from .module import MoE, MoEAux
     from .quantization import QuantizedExperts, quantize_experts, quantize_fp8
-    from .quantized_modules import quantize_
+    from .quantized_modules import quantize_, quantize_weights
+    from .recipes import RecipeChoice, RecipeRates, choose_recipe
     from .routing import (
         Aux,
         rounded_router,
@@ -49,15 +52,21 @@ _NEED_NO_TORCH = ("bench", "jax", "options")  # submodules
 
 __all__ = [
     "Aux",
+    "Fp8Weight",
     "LoRA",
     "MoE",
     "MoEAux",
     "QuantizedExperts",
+    "RecipeChoice",
+    "RecipeRates",
     "Routing",
     "WeightGradients",
     "__version__",
+    "choose_recipe",
     "combine_mm",
+    "fp8_weight",
     "from_modules",
+    "gather_in_fp8_",
     "gathered_mm",
     "grouped_experts",
     "moe",
@@ -66,6 +75,7 @@ __all__ = [
     "quantize_",
     "quantize_experts",
     "quantize_fp8",
+    "quantize_weights",
     "rounded_router",
     "route",
     "route_ids",
@@ -85,6 +95,7 @@ __all__ = [
 _MODULES = {  # modules of the names, in the order of loading
     "_config": ("set_arch", "set_kit", "show_config"),
     "_library": ("set_block_turns", "set_ctas_per_sm"),
+    "fp8_weights": ("Fp8Weight", "fp8_weight"),
     "functional": (
         "WeightGradients", "grouped_experts", "moe", "moe_general", "moe_with_router",
     ),
@@ -95,7 +106,9 @@ _MODULES = {  # modules of the names, in the order of loading
     "lora": ("LoRA",),
     "module": ("MoE", "MoEAux"),
     "quantization": ("QuantizedExperts", "quantize_experts", "quantize_fp8"),
-    "quantized_modules": ("quantize_",),
+    "distributed.fp8_shards": ("gather_in_fp8_",),
+    "quantized_modules": ("quantize_", "quantize_weights"),
+    "recipes": ("RecipeChoice", "RecipeRates", "choose_recipe"),
     "routing": (
         "Aux", "rounded_router", "router_logits", "router_losses", "scores_at", "top_k",
         "topk_router",

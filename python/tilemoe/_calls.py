@@ -19,13 +19,18 @@ from . import (
     _travel,
     autograd,
     ops,
+    recipes,
 )
 from ._autocast import autocast_dtype
 from ._layout import WEIGHTS, array_of, counters_of, offsets_of, rule_of
-from ._quantized import Weight, any_quantized, operands
+from ._quantized import (
+    KINDS, Weight, any_quantized, operands, require_transposed, with_recipe,
+)  # fmt: skip
 from ._shapes import shape_text
 from .lora import LoRA, factors_of, no_factors
-from .options import ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options
+from .options import (
+    LITERALS, ROUNDED, RULE, SCORES_GIVEN, SCORINGS, TOP_K, At, OnOverflow, Options,
+)  # fmt: skip
 from .quantization import QuantizedExperts
 from .routing import (
     Aux,
@@ -48,6 +53,7 @@ NO_K = "K is required unless ids is given"
 _GIVEN_AND_QUANTIZED = (
     "weight_grad_out requires weights that are not quantised; quantised weights have no gradients"
 )
+_ADAPTERS = "recipe='fp8' does not support adapters; use recipe='fp8_forward' with them"
 _ONE_OF_BOTH = "the adapters' gradients are returned by autograd, like those of the weights"
 
 
@@ -393,6 +399,13 @@ def run(
     """
     weights, given = layer.weights, layer.weight_grad_out
     try:
+        recipe, is_quantized = "bf16", any_quantized(weights)
+        if is_quantized:
+            recipe = _recipe_of(x, router, weights, layer.options, capacity)
+            weights = with_recipe(weights, recipe)
+            is_quantized = any_quantized(weights)
+            numbers = [*numbers]
+            numbers[At.RECIPE] = LITERALS["recipe"].index(recipe)
         device_type = x.device.type
         if device_type != "meta" and torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
@@ -401,8 +414,8 @@ def run(
         if type(x) not in _library.PLAIN:
             _library.require_dtype(x)
         rest = (*capacity, numbers, reals)
-        if layer.lora is not None or any_quantized(weights):
-            return _frozen(op, x, router, third, weights, layer, addend, rest, more, comm)
+        if layer.lora is not None or is_quantized:
+            return _frozen(op, x, router, third, weights, layer, addend, rest, more, comm, recipe)
         if given is not None:
             _check_given(given, layer.weights, x, router, addend)
         if not torch.is_grad_enabled():
@@ -429,7 +442,17 @@ def run(
         raise
 
 
-def _frozen(op, x, router, third, weights, layer, addend, rest, more, comm):
+def _recipe_of(x, router, weights, options, capacity):
+    """Return the recipe of a call with quantised weights; "auto" is chosen from its sizes."""
+    if options.recipe != "auto":
+        return options.recipe
+    W2 = weights[WEIGHTS.index("W2")]
+    pairs = capacity[0] if capacity else router.shape[0] * options.K
+    E, d, n = W2.shape
+    return recipes.choice_of(x, x.shape[0], pairs, (E, d, n), options, W2.dtype).recipe
+
+
+def _frozen(op, x, router, third, weights, layer, addend, rest, more, comm, recipe="bf16"):
     """Call `run` with adapters, quantised weights or both; `weights` are cast under autocast."""
     if layer.weight_grad_out is not None:
         if layer.lora is None:
@@ -438,8 +461,14 @@ def _frozen(op, x, router, third, weights, layer, addend, rest, more, comm):
     if comm is not None and comm.chunks is not None:
         which = "quantised weights require" if layer.lora is None else "lora requires"
         raise NotImplementedError(f"{which} chunks=1")
+    if recipe == "fp8" and layer.lora is not None:
+        raise NotImplementedError(_ADAPTERS)
     *capacity, numbers, reals = rest
-    quantized = operands(weights, x)
+    quantized = operands(weights, x, recipe)
+    if recipe == "fp8" and torch.is_grad_enabled():
+        needing = (x, router, *quantized.weights)
+        if any(t is not None and t.requires_grad for t in needing):
+            require_transposed(weights)
     weights = quantized.weights
     factors = no_factors() if layer.lora is None else factors_of(layer.lora, x, weights, numbers)
     routing, counts = third, None
@@ -463,7 +492,7 @@ def _check_given(given, weights, x, router, addend):
 
 
 def _cast(tensor, dtype):
-    if tensor is None or type(tensor) is QuantizedExperts:
+    if tensor is None or type(tensor) in KINDS:
         return tensor
     if tensor.dtype == torch.float64 or not tensor.is_floating_point():
         return tensor
@@ -480,17 +509,19 @@ def require_weights(weights: list[Weight | None], addend: Tensor | None) -> None
     host time.
     """
     for name, tensor in zip((*WEIGHTS, "addend"), (*weights, addend)):
-        if isinstance(tensor, QuantizedExperts):
-            if name in WEIGHTS[:3]:
-                tensor.check(name)
-                continue
+        if type(tensor) in KINDS and name in WEIGHTS[:3]:
+            of = (tensor,) if type(tensor) is QuantizedExperts else tensor[:2]
+            for one in of:
+                if one is not None:
+                    one.check(name)
+            continue
         if tensor is not None:
             _library.require_weight(tensor, name)
 
 
 def experts_in(W1: Any) -> int:
     """Return E of W1, whose other sizes the operators check."""
-    if isinstance(W1, QuantizedExperts):
+    if type(W1) in KINDS:
         return W1.shape[0]
     _library.require_weight(W1, "W1")
     if W1.dim() != 3:

@@ -17,7 +17,11 @@ SCALES = ("of_W1", "of_W2")
 # Arrays of one quantised weight, and of all weights that can be quantised.
 ARRAYS = ("codes", "scales", "scale_map", "scale_of_scales", "scale_offset")
 QUANTIZABLE = WEIGHTS[:3]
-QUANTIZED = tuple(f"{weight}.{array}" for weight in QUANTIZABLE for array in ARRAYS)
+QUANTIZED = (
+    *(f"{weight}.{array}" for weight in QUANTIZABLE for array in ARRAYS),
+    # the transposed weights that backward of recipe="fp8" reads
+    *(f"{weight}_transposed.{array}" for weight in QUANTIZABLE for array in ARRAYS[:2]),
+)
 FORMATS = (*QUANTIZABLE, *(f"{weight}_transposed" for weight in QUANTIZABLE))
 GRADIENTS = ("dX", "ds", *(f"d{name}" for name in WEIGHTS))  # in the order of the bits of `wanted`
 SIZES = ("T", "E", "d", "n", "capacity")  # of layer_bytes

@@ -12,9 +12,10 @@ from torch.autograd import forward_ad
 
 from . import ops
 from ._engine import needed_now
-from ._layout import FACTORS, GRADIENTS, WEIGHTS, reads_logits
+from ._layout import FACTORS, GRADIENTS, QUANTIZABLE, WEIGHTS, reads_logits
 from ._library import operators
 from ._overwrite import CONSUMED, NOT_KEPT, Progress, capture_of, is_read_last, is_traced
+from ._quantized import without_master
 from ._shapes import WANTED_S, WANTED_X
 from ._travel import Comm
 from .autograd import _REFUSALS, _addend_gradient
@@ -24,6 +25,7 @@ _ops = operators
 _FIRST = 3  # first input of Experts with a gradient
 _INPUTS = _FIRST + len(GRADIENTS) + 1 + len(FACTORS)  # without the arrays of quantised weights
 _ALL = (1 << len(GRADIENTS)) - 1
+_QUANTIZABLE = [WEIGHTS.index(name) for name in QUANTIZABLE]
 _NO_GRADIENT = "an array of a quantised weight requires a gradient, expected requires_grad=False"
 
 
@@ -57,6 +59,7 @@ class LoraExperts(torch.autograd.Function):
             raise NotImplementedError(_NO_GRADIENT)
         of_operator, needs = call.keep_H is not None, ctx.needs_input_grad[_FIRST:_INPUTS]
         of_addend = len(GRADIENTS)
+        weights = _of_operator(weights, needs[2:], call.formats, X)
         needs = (*needs[:of_addend], *needs[of_addend + 1 :])
         keep_H = call.keep_H if of_operator else True in needs
         invoke = ops.below_autograd if of_operator else ops.call_undifferentiated
@@ -117,6 +120,14 @@ class LoraExperts(torch.autograd.Function):
         return None, None, None, *of_layer, dO, *factors, *(None,) * len(quantized)
 
 
+def _of_operator(weights, need_gradient, formats, X):
+    """Return the weights as operators read them: masters of FP8 weights only for their shapes."""
+    for place in _QUANTIZABLE if formats else ():
+        if formats[QUANTIZABLE.index(WEIGHTS[place])] and need_gradient[place]:
+            weights[place] = without_master(weights[place], X)
+    return weights
+
+
 def _arrived(travel, source):
     """Return X of all ranks.
 
@@ -162,8 +173,8 @@ def run(
 ):  # fmt: skip
     """Compute O (T, d) with a given routing.
 
-    The factors are packed once, for forward and backward. quantized: Frozen of the weights; comm:
-    through which backward gets X, or None.
+    The factors are packed once, for forward and backward. quantized: Operands of the weights;
+    comm: through which backward gets X, or None.
     """
     if any(factors.ranks):
         packed = ops.call_undifferentiated(

@@ -23,6 +23,14 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "torch._C._distributed_c10d:_SymmetricMemory.get_buffer",
         "torch._C._distributed_c10d:_SymmetricMemory.rank",
     ),
+    "recipe='fp8' with fully_shard": (
+        "torch:Tensor._make_subclass",
+        "torch:Tensor._make_wrapper_subclass",
+        "torch._C:_DisableTorchDispatch",
+        "torch._C:_disabled_torch_function_impl",
+        "torch.autograd:_unsafe_preserve_version_counter",
+        "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam",
+    ),
     "TileMoE's expert parallelism in transformers": (
         _EP + "EPImplementationInterface.register",
         _EP + "EPImplementation.__call__",
@@ -69,6 +77,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
         "torch:ops.hybridep.combine",
     ),
 }
+_FSDP = "FSDPParam."  # begins the name of the hook of a parameter that fully_shard shards
 _found: set[str] = set()  # features with all names
 
 
@@ -130,3 +139,9 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "(not installed)"
+
+
+def fsdp_gathers(module: Any) -> bool:
+    """Return whether fully_shard shards parameters of this module, by a hook that it registers."""
+    hooks = module._load_state_dict_post_hooks
+    return any(getattr(hook, "__qualname__", "").startswith(_FSDP) for hook in hooks.values())

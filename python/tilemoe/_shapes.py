@@ -508,6 +508,11 @@ def _(values, block_rows, float_scales):
     return values.new_empty((E, R, C), dtype=torch.uint8), scales
 
 
+@_register("quantize_fp8_into")
+def _(values, float_scales, codes, block_scales, transposed_codes, transposed_scales):
+    _check_dims("values", values, 3, "(E, R, C)")
+
+
 @_register("router_backward")
 def _(ds, routing, logits, E, rule, routed_scaling_factor, dtype):
     _check_length("rule", rule, RULE)

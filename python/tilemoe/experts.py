@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from . import _calls, _library, _parameters, functional
 from ._formats import Format
+from ._kept_codes import KeptCodes, require_values
 from ._signatures import Reader
 from .distributed.dtensor import OnMesh, Spread, plain
 from .lora import LoRA
-from .options import GATED, OfExperts, Options
+from .options import FP8_RECIPES, GATED, OfExperts, Options, Recipe
 from .quantization import quantize_experts
 from .quantized_modules import QuantizedWeight, attach
 from .routing import Counter
@@ -76,6 +77,7 @@ class Experts(nn.Module):
         self.register_parameter(self._up + "_bias", empty(E, width) if bias else None)
         self.down_proj = empty(E, d, n)
         self.register_parameter("down_proj_bias", empty(E, d) if bias else None)
+        self.fp8_codes = KeptCodes((self._up, "down_proj"))
         self.lora_scale: tuple[float, float] | None = None
         if lora_rank is None:
             return
@@ -154,7 +156,9 @@ class Experts(nn.Module):
         return functional.moe_tokens(x, gate, weights, options, **how)
 
     def plain_layer(self, options: Options) -> _calls.Layer | None:
-        """Return the weights if they are plain tensors without adapters, else None."""
+        """Return the weights if they are plain tensors without adapters, in 16 bits, else None."""
+        if options.recipe in FP8_RECIPES:
+            return None
         if self.lora_scale is not None:
             return None
         up, parameters = self._up, self._parameters
@@ -190,12 +194,21 @@ class Experts(nn.Module):
             )
         if self.is_quantized:
             raise ValueError("expected experts that are not quantised, got quantised weights")
-        for name in (self._up, "down_proj"):
+        for name in self.fp8_codes.names:
             weight = quantize_experts(plain("experts." + name, getattr(self, name)), format)
             attach(self, name, weight)
 
+    def quantize_weights(self) -> None:
+        """Make the FP8 codes of the weights; see `tilemoe.quantize_weights`."""
+        for name in self.fp8_codes.names:
+            weight = getattr(self, name)
+            if isinstance(weight, QuantizedWeight):
+                weight.transpose_()
+            else:
+                self.fp8_codes.renew(self, name)
+
     def _layer(self, local: Callable[[str, Any], Any], options: Options) -> _calls.Layer:
-        W1, W2, b1, b2 = self._weights(local)
+        W1, W2, b1, b2 = self._weights(local, options.recipe)
         layer = _calls.Layer([W1, None, W2, b1, None, b2], options)
         return layer if self.lora_scale is None else layer._replace(lora=self._lora(local))
 
@@ -207,14 +220,18 @@ class Experts(nn.Module):
     def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
-    def _weights(self, local: Callable[[str, Any], Any]) -> Iterator[Any]:
-        names = (self._up, "down_proj", self._up + "_bias", "down_proj_bias")
-        weights = ((name, getattr(self, name)) for name in names)
-        return (
-            weight.value() if isinstance(weight, QuantizedWeight)
-            else local("experts." + name, weight)
-            for name, weight in weights
-        )  # fmt: skip
+    def _weights(self, local: Callable[[str, Any], Any], recipe: Recipe) -> Iterator[Any]:
+        for name in (*self.fp8_codes.names, self._up + "_bias", "down_proj_bias"):
+            weight = getattr(self, name)
+            if isinstance(weight, QuantizedWeight):
+                yield weight.of_fp8() if recipe == "fp8" else weight.value()
+            elif recipe in FP8_RECIPES and name in self.fp8_codes.names:
+                transposed = recipe == "fp8" and torch.is_grad_enabled()
+                codes = self.fp8_codes.of(self, name, transposed)
+                yield codes._replace(master=local("experts." + name, weight))
+            else:
+                require_values(name, weight)
+                yield local("experts." + name, weight)
 
     def extra_repr(self) -> str:
         E, d, n = self.down_proj.shape

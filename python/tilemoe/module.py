@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from . import _calls, _checks, _library, _parameters
 from ._autocast import autocast_dtype
+from ._kept_codes import gathers_codes
 from ._signatures import Reader
 from .distributed.dtensor import Spread, is_dtensor, plain
 from .experts import ExpertGradients, Experts, LoraRank, SharedExpertGate, SharedExperts, of_experts
 from .functional import Gate
-from .options import DEFAULTS, OfModule, Rounding
+from .options import DEFAULTS, OfModule, Options, Rounding
+from .quantized_modules import QuantizedWeight
+from .recipes import RecipeChoice, choice_of, with_recipe
 from .router import Router, RouterKind, is_observed
 from .routing import (
     Aux,
@@ -207,6 +210,7 @@ class MoE(nn.Module):
         self.return_aux = return_aux
         self.router_dtype = router_dtype  # a wrapper of the gate may hide its attributes
         self.fused_decode = fused_decode
+        self.recipe_choice: RecipeChoice | None = None  # of the last call with recipe="auto"
         self._ran_without_gradients = False  # since the last forward with gradients
         self.expert_mesh, self.rank_tokens = expert_mesh, rank_tokens
         self.gate = Router(
@@ -303,21 +307,23 @@ class MoE(nn.Module):
         mask = None
         if token_mask is not None:
             mask = self._rows_of_mask(token_mask, x, spread, rounding)
+        options = self._options_of(local)
         plain, found, tokens = spread is None and ids is None and mask is None, None, local
         # Its node reads x (..., d) itself. Shared experts would need a view, also a node.
         whole = plain and torch.is_grad_enabled() and local.is_contiguous()
         whole = whole and self._modules.get("shared_experts") is None
         if whole:
-            found = self._with_router(local, rounding, cast)
+            found = self._with_router(local, rounding, cast, options)
         if found is None:
             tokens = rows_of(local, "x", "(..., d)")  # (T, d)
             # In a reentrant checkpoint x requires a gradient although gradients are off.
-            gate = self._gate_of_decode(tokens) if plain and not x.requires_grad else None
+            decodes = plain and not x.requires_grad and options.recipe == "bf16"
+            gate = self._gate_of_decode(tokens) if decodes else None
             own = tokens if gate is not None else self._cast(tokens)
             if gate is not None:
-                found = self._decode(tokens, gate)
+                found = self._decode(tokens, gate, options)
             elif plain and not whole:
-                found = self._with_router(own, rounding, cast)
+                found = self._with_router(own, rounding, cast, options)
         if found is not None:
             out, aux, logits = found
         else:
@@ -327,7 +333,7 @@ class MoE(nn.Module):
                 own,
                 router,
                 spread,
-                options=self.options,
+                options=options,
                 seed=seed,
                 offset=offset,
                 addend=self._shared(own, spread),
@@ -380,7 +386,7 @@ class MoE(nn.Module):
         out, aux, of_team = self.experts(
             own,
             router,
-            options=self.options,
+            options=self._options_of(own),
             seed=seed,
             offset=offset,
             addend=self._shared(own, None),
@@ -414,6 +420,28 @@ class MoE(nn.Module):
                       for of in (balance, z))  # fmt: skip
         return self.balance_coefficient * balance + self.z_coefficient * z, balance, z
 
+    def quantize_weights(self) -> None:
+        """Make the FP8 codes of the experts' weights; see `tilemoe.quantize_weights`."""
+        self.experts.quantize_weights()
+
+    def _options_of(self, tokens: Tensor) -> Options:
+        """Return the options with the recipe of a call with tokens (..., d)."""
+        if self.options.recipe != "auto":
+            return self.options
+        dtype = autocast_dtype(tokens.device) or tokens.dtype
+        like = torch.empty(0, dtype=dtype, device=tokens.device)
+        weight = self.experts.down_proj
+        if isinstance(weight, QuantizedWeight):
+            weight = weight.value()
+        elif gathers_codes(weight):
+            self.recipe_choice = RecipeChoice("fp8", "fully_shard gathers FP8 codes")
+            return with_recipe(self.options, "fp8")
+        sizes, T = tuple(weight.shape), tokens.numel() // self.d
+        if self.expert_mesh is not None:
+            sizes = sizes[0] // self.expert_mesh.size(), *sizes[1:]
+        self.recipe_choice = choice_of(like, T, T * self.K, sizes, self.options, weight.dtype)
+        return with_recipe(self.options, self.recipe_choice.recipe)
+
     def _cast(self, tokens: Tensor) -> Tensor:
         """Cast the tokens to autocast's dtype once if the layer has shared experts.
 
@@ -442,12 +470,14 @@ class MoE(nn.Module):
             return None  # or quantised weights
         return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
-    def _decode(self, tokens: Tensor, gate: Gate) -> tuple[Tensor, Aux | None, Tensor]:
+    def _decode(
+        self, tokens: Tensor, gate: Gate, options: Options
+    ) -> tuple[Tensor, Aux | None, Tensor]:
         """Compute tokens (T, d) -> out (T, d), Aux if return_aux, logits (T, E) if needed."""
         return self.experts.of_decode(
             tokens,
             gate,
-            self.options,
+            options,
             selection_bias=self._selection_bias(),
             addend=self._shared(tokens, None),
             wants_logits=self._has_losses(),
@@ -455,7 +485,7 @@ class MoE(nn.Module):
         )
 
     def _with_router(
-        self, x: Tensor, rounding: Rounding | None, cast: torch.dtype | None
+        self, x: Tensor, rounding: Rounding | None, cast: torch.dtype | None, options: Options
     ) -> tuple[Tensor, Aux | None, Tensor | None] | None:
         """Compute x (..., d) -> out (..., d), Aux and logits if return_aux, in one autograd node.
 
@@ -469,7 +499,7 @@ class MoE(nn.Module):
             return None
         if rounding is not None or is_observed(experts):
             return None
-        found, layer = gate.as_linear(x), experts.plain_layer(self.options)
+        found, layer = gate.as_linear(x), experts.plain_layer(options)
         if found is None or layer is None:
             return None
         router, bias = found

@@ -402,7 +402,8 @@ _BACKWARDS = ("top_k_backward", "experts_backward", "moe_with_router_backward",
               "router_losses_backward", "gathered_mm_backward", "combine_mm_backward")  # fmt: skip
 for _name in _BACKWARDS:
     _differentiate(_name, lambda *_: None, _refuse_double_backward)
-_OF_LORA = ("pack_lora", "experts_lora_backward_over_H", "dequantize", "quantize_fp8")
+_OF_LORA = ("pack_lora", "experts_lora_backward_over_H", "dequantize", "quantize_fp8",
+            "quantize_fp8_into")  # fmt: skip
 _INTO_MEMORY = ("experts_backward_out", "experts_backward_over_H",
                 "moe_with_router_backward_over_H", *_PARTS, "sum_rows")  # fmt: skip
 for _name in (*_ROUTES, *_OF_LORA, *_INTO_MEMORY):

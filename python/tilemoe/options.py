@@ -29,12 +29,13 @@ GroupScore = Literal["top2_sum", "max"]
 Rounding = Literal["nearest", "up", "down", "stochastic", "balanced"]
 OnOverflow = Literal["nan", "drop"]
 Chunks = Union[int, Literal["auto"]]
-Recipe = Literal["bf16", "fp8"]
+Recipe = Literal["bf16", "fp8", "fp8_forward", "auto"]  # "auto" is resolved before operators
 Dispatch = Literal["all_gather", "pull", "auto"]
 
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 GATED = tuple(name for name in ACTIVATIONS if "glu" in name)  # gated linear units
 SCORINGS: tuple[str, ...] = get_args(Scoring)
+FP8_RECIPES = ("fp8", "fp8_forward")
 
 TOP_K, GENERAL, ROUNDED, GROUPED = range(4)  # kinds of routing, the first number of a rule
 SCORES_GIVEN = -1  # used instead of a scoring: backward returns the gradient of the scores
@@ -119,7 +120,9 @@ class Options:
         rounds in training mode only.""",
     )
     m: int = option(
-        128, "Multiple for token rounding; the tile of the GPU's GEMMs is 128.", check=_checks.integer
+        128,
+        "Multiple for token rounding; the tile of the GPU's GEMMs is 128.",
+        check=_checks.integer,
     )
     rounding_tokens: int | None = option(
         None,
@@ -171,11 +174,13 @@ class Options:
     )
     recipe: Recipe = option(
         "bf16",
-        """"fp8": forward with quantised weights of the format fp8 multiplies their codes by those
-        of x and of the activations, which have a power of two as scale of each 128 columns; see
-        `quantize_fp8`. Backward dequantises, as with "bf16". Requires an H100 or H200, or the CPU
-        backend; a gate; d and n multiples of 16; gate_layout "split", or "concatenated" with n a
-        multiple of 128; no adapters.""",
+        """How the experts' GEMMs compute. "fp8": forward and the gradients of the activations and
+        of x multiply E4M3 codes; the weights' gradients remain in 16 bits. "fp8_forward": only
+        forward multiplies codes, and backward dequantises the weights. The weights are `Fp8Weight` or
+        `QuantizedExperts` of the format fp8; `MoE` makes the codes of its parameters. "auto": "fp8"
+        or "bf16", by `choose_recipe`. Both FP8 recipes require an H100 or H200, or the CPU backend;
+        a gate; d and n multiples of 16; gate_layout "split", or "concatenated" with n a multiple of
+        128.""",
         pack="numbers",
     )
     overwrite_H: bool | None = option(
@@ -259,6 +264,8 @@ class Options:
     def _code(self, name: str) -> int:
         """Return the number of the option's value in operators' lists."""
         value = _checks.group_score(self) if name == "group_score" else getattr(self, name)
+        if name == "recipe" and value == "auto":
+            return 0  # that of weights without codes
         if name in LITERALS:
             return LITERALS[name].index(value)
         return 0 if value is None else value
@@ -367,7 +374,7 @@ class OfMoe(OfRows, _Choice, _Rounded, total=False):
     on_overflow: OnOverflow
 
 
-class OfRanks(_Rows, _Choice, _Rounded, _Sizes, total=False):
+class OfRanks(_Rows, _Recipe, _Choice, _Rounded, _Sizes, total=False):
     """Options of expert_parallel.moe."""
 
     K: int | None

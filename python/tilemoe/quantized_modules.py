@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from . import _library
 from ._formats import Format
+from .fp8_weights import Fp8Weight, transposed_of
 from .quantization import QuantizedExperts, quantize_experts
+
+if TYPE_CHECKING:
+    from .experts import Experts
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,6 +38,9 @@ class QuantizedWeight(nn.Module):
         super().__init__()
         self.format, self.shape, self.transposed = weight.format, weight.shape, weight.transposed
         self.dtype = weight.dtype
+        # Of recipe="fp8": the same values transposed, made by transpose_().
+        self.register_buffer("transposed_codes", None, persistent=False)
+        self.register_buffer("transposed_scales", None, persistent=False)
         for field, array in weight.arrays._asdict().items():
             self.register_buffer(field, _as_bytes(array))
 
@@ -51,6 +58,21 @@ class QuantizedWeight(nn.Module):
             *arrays,
             self.dtype,  # type: ignore[arg-type]
         )
+
+    def transpose_(self) -> None:
+        """Make the transposed codes, unless they exist."""
+        if self.transposed_codes is None:
+            made = transposed_of(self.value())
+            self.transposed_codes, self.transposed_scales = _as_bytes(made.codes), made.scales
+
+    def of_fp8(self) -> Fp8Weight:
+        """Return the weight for the FP8 recipes, frozen."""
+        value = self.value()
+        if self.transposed_codes is None:
+            return Fp8Weight(value, None, None)
+        codes = self.transposed_codes.view(torch.float8_e4m3fn)
+        arrays = dict(codes=codes, scales=self.transposed_scales)
+        return Fp8Weight(value, value._replace(transposed=True, **arrays), None)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedWeight:
         # Presented as bytes, which fn moves but does not cast.
@@ -75,6 +97,7 @@ class QuantizedWeight(nn.Module):
         own = self.value()
         if (weight.format, weight.shape, weight.transposed) != own[:3]:
             raise ValueError(f"expected {own!r}, got {weight!r}")
+        self.transposed_codes = self.transposed_scales = None
         for name, array in weight.arrays._asdict().items():
             array = _as_bytes(array)
             if array is not None and assign:
@@ -167,6 +190,50 @@ def quantize_(module: nn.Module, format: Format) -> nn.Module:
         >>> layer(torch.randn(3, 64)).shape
         torch.Size([3, 64])
     """
+    for part in experts_of(module):
+        part.quantize_(format)
+    return module
+
+
+def quantize_weights(module: nn.Module) -> nn.Module:
+    """Make the FP8 codes of the experts in a module, for `recipe="fp8"` and "fp8_forward".
+
+    For parameters: quantise their present values, into the memory of the earlier codes. The
+    first call of a module after a change does so automatically, except under torch.compile and in a
+    CUDA graph: there call this function after each optimizer step, for example by
+    `optimizer.register_step_post_hook`. For weights that `quantize_` or a checkpoint quantised:
+    make the transposed codes once, which training with recipe="fp8" reads.
+
+    Args:
+        module: A `MoE`, or a module that contains one.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: The module has no experts of TileMoE, or a weight has another format than "fp8".
+
+    Example:
+        >>> layer = tilemoe.MoE(64, 128, 8, 2, recipe="fp8")
+        >>> tilemoe.quantize_weights(layer)(torch.randn(3, 64)).shape
+        torch.Size([3, 64])
+    """
+    for part in modules_with_codes(module):
+        if hasattr(part, "quantize_weights"):
+            part.quantize_weights()
+            continue
+        for name in part.fp8_codes.names:
+            part.fp8_codes.renew(part, name)
+    return module
+
+
+def modules_with_codes(module: nn.Module) -> list[Any]:
+    """Return the modules whose experts an FP8 recipe may compute, at least one."""
+    return [m for m in module.modules() if hasattr(m, "fp8_codes")] or list(experts_of(module))
+
+
+def experts_of(module: nn.Module) -> list[Experts]:
+    """Return the experts modules in a module, at least one."""
     from .experts import Experts
 
     parts = [part for part in module.modules() if isinstance(part, Experts)]
@@ -175,6 +242,4 @@ def quantize_(module: nn.Module, format: Format) -> nn.Module:
         raise ValueError(
             f"expected a module with experts of TileMoE, such as a tilemoe.MoE, got a {kind}"
         )
-    for part in parts:
-        part.quantize_(format)
-    return module
+    return parts

@@ -27,7 +27,7 @@ from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 
 from . import _library
 from .integrations.torchtitan import TileMoEGroupedExperts, TileMoERoutedExperts
-from .options import Dispatch
+from .options import Dispatch, Recipe
 
 __all__ = ["experts", "routed_experts"]
 
@@ -37,6 +37,7 @@ def routed_experts(
     cfg: RoutedExperts.Config,
     capacity_factor: float | None = None,
     dispatch: Dispatch = "all_gather",
+    recipe: Recipe = "bf16",
 ) -> RoutedExperts.Config:
     """Return the replacing configuration; this is the override's factory.
 
@@ -46,6 +47,7 @@ def routed_experts(
             mean number of pairs of a rank, above which the output is NaN. None: memory for every
             routing.
         dispatch: As in `tilemoe.expert_parallel.moe`.
+        recipe: As in `experts`.
 
     Raises:
         NotImplementedError: The configuration is that of a class derived from RoutedExperts.
@@ -54,30 +56,36 @@ def routed_experts(
         raise NotImplementedError(
             f"TileMoE replaces RoutedExperts but not derived classes, got {_library.class_of(cfg)}"
         )
-    own = dict(inner_experts=experts(cfg.inner_experts), capacity_factor=capacity_factor)
+    own = dict(inner_experts=experts(cfg.inner_experts, recipe), capacity_factor=capacity_factor)
     return derive(cfg, TileMoERoutedExperts.Config, **own, dispatch=dispatch)
 
 
 @override(target=GroupedExperts.Config, description="Compute grouped experts with TileMoE.")
-def experts(cfg: GroupedExperts.Config) -> GroupedExperts.Config:
+def experts(cfg: GroupedExperts.Config, recipe: Recipe = "bf16") -> GroupedExperts.Config:
     """Return the replacing configuration; this is the override's factory.
 
     torchtitan calls it for every experts configuration that it finds.
 
     Args:
         cfg: Configuration that torchtitan found.
+        recipe: "bf16", "fp8" or "fp8_forward", as in `tilemoe.moe`. FSDP-2 then gathers FP8 codes.
 
     Raises:
         NotImplementedError: The configuration is that of a class derived from GroupedExperts or
-            GptOssGroupedExperts.
+            GptOssGroupedExperts, or is gpt-oss's with an FP8 recipe.
     """
     kind = type(cfg)
     if kind is GroupedExperts.Config:
-        return derive(cfg, TileMoEGroupedExperts.Config)
+        return derive(cfg, TileMoEGroupedExperts.Config, recipe=recipe)
     if (kind.__module__, kind.__qualname__) == (
         "torchtitan.models.gpt_oss.moe",
         "GptOssGroupedExperts.Config",
     ):
+        if recipe != "bf16":
+            raise NotImplementedError(
+                f"recipe={recipe!r} does not support torchtitan's gpt-oss, whose gate and up rows "
+                "are interleaved"
+            )
         _private.require("TileMoE for torchtitan's gpt-oss")
         # Imported only if used: its package requires a newer torch than the others.
         from .integrations.torchtitan_gpt_oss import TileMoEGptOssGroupedExperts

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from .integrations.routing_replay import record_routing, replay_routing
 from .integrations.transformers import prepare, register
+from .integrations.transformers_recipe import set_recipe
 
 if TYPE_CHECKING:
     from .integrations.quantized_loading import QuantizedExpertsConfig, quantize
@@ -40,6 +41,7 @@ __all__ = [
     "record_routing",
     "register",
     "replay_routing",
+    "set_recipe",
 ]
 
 

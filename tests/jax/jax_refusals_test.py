@@ -57,6 +57,7 @@ CASES = [
     (dict(K=0), ["K must be in [1, 5] for E = 5, got 0"]),
     (dict(K=E + 1), ["K must be in [1, 5] for E = 5, got 6"]),
     (dict(K=None), ["K is required unless ids is given"]),
+    (dict(recipe="fp8"), ["moe() got an unexpected keyword argument 'recipe'"]),
     (dict(scoring="softmax"), ["scoring must be one of", "got 'softmax'"]),
     (dict(activation="swish"), ["activation must be one of", "got 'swish'"]),
     (dict(activation="gelu", clamp=1.0), ["clamp", "swiglu"]),

@@ -1,4 +1,4 @@
-"""recipe="fp8" and quantize_fp8: values against float64 that rounds at the same points, gradients
+"""recipe="fp8_forward" and quantize_fp8: values against float64 that rounds at the same points, gradients
 against those of the dequantised layer, and what is refused."""
 
 import pytest
@@ -84,13 +84,13 @@ def error(O, exact):
 def test_errors_are_those_of_the_rounding(dtype, activation, kind):
     made = layer(dtype, **kind)
     how = {"gate_layout": kind["gate_layout"]} if kind else {}
-    O = tilemoe.moe(**made, K=K, recipe="fp8", activation=activation, **how)
+    O = tilemoe.moe(**made, K=K, recipe="fp8_forward", activation=activation, **how)
     exact = in_float64(made, activation, rounds=False)
     of_rounding = error(in_float64(made, activation, rounds=True), exact)
     assert error(O, exact) <= min(1.05 * of_rounding, 0.072)
     assert error(O, exact) >= 0.5 * of_rounding
     with torch.no_grad():
-        inferred = tilemoe.moe(**made, K=K, recipe="fp8", activation=activation, **how)
+        inferred = tilemoe.moe(**made, K=K, recipe="fp8_forward", activation=activation, **how)
     assert torch.equal(inferred, O)
 
 
@@ -98,18 +98,18 @@ def test_errors_are_those_of_the_rounding(dtype, activation, kind):
 def test_all_gates(activation):
     made = layer()
     O, plain = (
-        tilemoe.moe(**made, K=K, activation=activation, recipe=recipe) for recipe in ("fp8", "bf16")
+        tilemoe.moe(**made, K=K, activation=activation, recipe=recipe) for recipe in ("fp8_forward", "bf16")
     )
     assert 0.005 < error(O, plain.detach().double()) < 0.08
 
 
 def test_gradients_are_those_of_the_dequantized_layer_near_its_H():
     made = layer()
-    fp8, plain = (results(tilemoe.moe, made, K=K, recipe=recipe) for recipe in ("fp8", "bf16"))
+    fp8, plain = (results(tilemoe.moe, made, K=K, recipe=recipe) for recipe in ("fp8_forward", "bf16"))
     assert fp8.keys() == plain.keys()
     for name, value in fp8.items():
         assert value.isfinite().all() and error(value, plain[name].double()) < 0.1, name
-    same_bits(results(tilemoe.moe, made, K=K, recipe="fp8"), fp8)
+    same_bits(results(tilemoe.moe, made, K=K, recipe="fp8_forward"), fp8)
 
 
 def test_other_entries():
@@ -120,36 +120,36 @@ def test_other_entries():
         scores=torch.ones(T, device=DEVICE),
     )  # fmt: skip
     O, plain = (
-        tilemoe.moe_general(**of_experts, **pairs, recipe=recipe) for recipe in ("fp8", "bf16")
+        tilemoe.moe_general(**of_experts, **pairs, recipe=recipe) for recipe in ("fp8_forward", "bf16")
     )
     assert 0.005 < error(O, plain.detach().double()) < 0.08
     of_experts["rows"] = of_experts.pop("x")
     counts = torch.tensor([9, 0, 30, 1, 0, 21], device=DEVICE)
     O, plain = (
         tilemoe.grouped_experts(**of_experts, counts=counts, recipe=recipe)
-        for recipe in ("fp8", "bf16")
+        for recipe in ("fp8_forward", "bf16")
     )
     assert 0.005 < error(O, plain.detach().double()) < 0.08
-    traced = compiled(tilemoe.moe)(**made, K=K, recipe="fp8")
-    assert torch.equal(traced, tilemoe.moe(**made, K=K, recipe="fp8"))
+    traced = compiled(tilemoe.moe)(**made, K=K, recipe="fp8_forward")
+    assert torch.equal(traced, tilemoe.moe(**made, K=K, recipe="fp8_forward"))
 
 
 def test_tokens_alone():
     """The bits of a token do not depend on the others, and x with an outlier has no NaN."""
     made = layer()
     with torch.no_grad():
-        O = tilemoe.moe(**made, K=K, recipe="fp8")
+        O = tilemoe.moe(**made, K=K, recipe="fp8_forward")
         x = made["x"].clone()
         x[::2] *= 3e4
         x[0, 3], x[2] = 3e38, 0
-        other = tilemoe.moe(**{**made, "x": x}, K=K, recipe="fp8")
+        other = tilemoe.moe(**{**made, "x": x}, K=K, recipe="fp8_forward")
         x[0, 3] = 1e18  # its square is finite
-        assert tilemoe.moe(**{**made, "x": x}, K=K, recipe="fp8").isfinite().all()
+        assert tilemoe.moe(**{**made, "x": x}, K=K, recipe="fp8_forward").isfinite().all()
     assert torch.equal(O[1::2], other[1::2]) and not torch.equal(O[::2], other[::2])
 
 
 def test_module():
-    made = tilemoe.quantize_(tilemoe.MoE(d, n, E, K, recipe="fp8"), "fp8").to(DEVICE)
+    made = tilemoe.quantize_(tilemoe.MoE(d, n, E, K, recipe="fp8_forward"), "fp8").to(DEVICE)
     x = normal(T, d, seed=1, dtype=torch.float32)
     if DEVICE != "cpu":
         made, x = made.bfloat16(), x.bfloat16()
@@ -203,23 +203,23 @@ def test_refused(reason):
     if how.get("activation") in set(ACTIVATIONS) - set(GATED):
         made["W1"] = tilemoe.quantize_experts(normal(E, n, d, seed=3, dtype=torch.bfloat16), "fp8")
     with pytest.raises(NotImplementedError, match=f"recipe is fp8.*{reason}"):
-        tilemoe.moe(**made, K=K, recipe="fp8", **how)
+        tilemoe.moe(**made, K=K, recipe="fp8_forward", **how)
 
 
 def test_refused_weights():
     made = layer(bias=False)
     plain = {**made, "W2": made["W2"].dequantize()}
     with pytest.raises(NotImplementedError, match="recipe is fp8.*format_2 is none"):
-        tilemoe.moe(**plain, K=K, recipe="fp8")
+        tilemoe.moe(**plain, K=K, recipe="fp8_forward")
     plain["W1"] = made["W1"].dequantize()
     with pytest.raises(NotImplementedError, match="recipe is fp8.*format_1 is none"):
-        tilemoe.moe(**plain, K=K, recipe="fp8")
+        tilemoe.moe(**plain, K=K, recipe="fp8_forward")
     W1 = tilemoe.quantize_experts(made["W1"].dequantize(), "fp8", transposed=True)
     with pytest.raises(NotImplementedError, match="W1.transposed is 1"):
-        tilemoe.moe(**{**made, "W1": W1}, K=K, recipe="fp8")
+        tilemoe.moe(**{**made, "W1": W1}, K=K, recipe="fp8_forward")
     A, B = (normal(E, *shape, seed=4, dtype=torch.float32) for shape in ((8, d), (2 * n, 8)))
     with pytest.raises(NotImplementedError, match="does not support adapters, but rank_1 is 8"):
-        tilemoe.moe(**made, K=K, recipe="fp8", lora=tilemoe.LoRA(A1=A, B1=B))
+        tilemoe.moe(**made, K=K, recipe="fp8_forward", lora=tilemoe.LoRA(A1=A, B1=B))
     with pytest.raises(ValueError, match="recipe must be one of bf16, fp8"):
         tilemoe.moe(**made, K=K, recipe="e4m3")
     with pytest.raises(ValueError, match="rows must be 1 or 128"):

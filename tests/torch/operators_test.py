@@ -265,6 +265,43 @@ def adapters(x):
             yield "experts_lora_backward_over_H", (*backward, dtype, wanted)
 
 
+def written_codes(W):
+    """Arguments of quantize_fp8_into, without and with transposed codes."""
+    E, R, C = W.shape
+    byte = lambda *shape: torch.zeros(E, *shape, dtype=torch.uint8)  # noqa: E731
+    scales = torch.zeros(E, -(-R // 128), -(-C // 128))
+    one = W, False, byte(R, C), scales
+    return (*one, None, None), (*one, byte(C, R), scales.mT.contiguous())
+
+
+def W1_of_fp8():
+    return normal(E, 2 * 128, 2 * d, seed=8, dtype=torch.float32)
+
+
+def with_fp8(x):
+    """The recipe fp8 with codes as bytes: opcheck compares no float8. A master has a gradient."""
+    n, d = W1_of_fp8().shape[1] // 2, W1_of_fp8().shape[2]
+    X, dO = (normal(T, d, seed=seed, dtype=DTYPE) for seed in (2, 3))
+    masters = W1_of_fp8(), normal(E, d, n, seed=9, dtype=DTYPE)
+    given = [tilemoe.fp8_weight(leaf(W)) for W in masters]
+    layer, arrays, formats = operands([given[0], None, given[1], None, None, None], X, "fp8")
+    arrays = [a.view(torch.uint8) if a is not None and a.dtype.itemsize == 1 else a for a in arrays]
+    numbers, reals = packed()
+    numbers[options.At.RECIPE] = options.LITERALS["recipe"].index("fp8")
+    memory, routing = torch.empty(0, dtype=torch.uint8), x["routing"]
+    how = [0, 0, 0], [1.0, 1.0], formats, numbers, reals
+    none = [None] * 6
+    frozen = [None if W is None else W.detach() for W in layer]
+    forward = memory, arrays, T * K, *how
+    _, *saved = tm.experts_lora(X, x["logits"], routing, frozen, None, none, *forward, True)
+    yield "experts_lora", (
+        leaf(X), leaf(x["logits"]), routing, layer, None, none, *forward, True
+    )  # fmt: skip
+    backward = dO, X, *saved, routing, frozen, memory, arrays, *how
+    yield "experts_lora_backward", (*backward, torch.float32, 1 | 2 | 4 | 16)
+    yield "experts_lora_backward_over_H", (*backward, torch.float32, 1 | 2 | 4 | 16)
+
+
 def quantized(x):
     """A quantised W1, transposed, with an adapter, and quantised weights without adapters."""
     X, dO, routing, logits = x["X"], x["dO"], x["routing"], x["logits"]
@@ -272,6 +309,8 @@ def quantized(x):
     W1 = tilemoe.quantize_experts(W1, "nf4", transposed=True)
     yield "dequantize", (list(W1.arrays), 3, list(W1.stored_shape), DTYPE)
     yield "quantize_fp8", (W2.detach(), 128, False), (W2.detach(), 1, True)
+    yield "quantize_fp8_into", *written_codes(W2.detach()), *written_codes(W1_of_fp8())
+    yield from with_fp8(x)
     lora = [normal(E, 8, d, seed=8, dtype=torch.float32), torch.ones(E, 2 * n, 8), *[None] * 4]
     # No float8: opcheck compares arguments in arithmetic that torch 2.11 does not have for it.
     narrow = tilemoe.quantize_experts(W2, "nf4_double")

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 
+import tilemoe
+
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "pretrain"))
 
 import parallel  # noqa: E402
@@ -28,6 +30,7 @@ CASES = {
     "rounding": (configuration("tiny", rounding="stochastic"), (), False),
     "renormalized": (configuration("tiny", rounding="nearest", renormalize=True), (), False),
     "capacity": (configuration("tiny", capacity=0.75), (), False),
+    "fp8": (configuration("tiny-wide", recipe="fp8"), (), False),
     "grouped_mm": (configuration("tiny"), ("grouped_mm",), False),
 }
 
@@ -71,6 +74,8 @@ def compared(mesh, case):
     whole, sharded = made(*case), made(*case)
     for number in range(ranks):
         backward(whole, number, ranks)
+    if sharded.c.recipe != "bf16":
+        tilemoe.gather_in_fp8_(sharded)
     parallel.shard(sharded, mesh, "float32")
     views = views_of(sharded)
     with warnings.catch_warnings(record=True) as said:

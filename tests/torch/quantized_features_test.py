@@ -109,7 +109,8 @@ def with_second_gradients():
 def with_recipe():
     narrow, _ = quantized(layer(gate_layout="split"), "fp8")
     fp8, plain = (
-        tilemoe.moe(**narrow, K=K, gate_layout="split", recipe=recipe) for recipe in ("fp8", "bf16")
+        tilemoe.moe(**narrow, K=K, gate_layout="split", recipe=recipe)
+        for recipe in ("fp8_forward", "bf16")
     )
     fp8.sum().backward()
     assert 0.005 < (fp8 - plain).norm() / plain.norm() < 0.08
@@ -157,7 +158,7 @@ FEATURES = {  # row of the table: (test, what the page says)
     "double backward": (
         with_second_gradients, REFUSED + "double backward is not supported"
     ),
-    "`recipe=\"fp8\"`": (with_recipe, "works, in the format `fp8`"),
+    "`recipe=\"fp8_forward\"`": (with_recipe, "works, in the format `fp8`"),
     "inference": (without_gradients, "works"),
     "checkpointing": (with_checkpoint, "works"),
     "`torch.compile(fullgraph=True)`": (with_compile, "works"),

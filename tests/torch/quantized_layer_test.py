@@ -228,7 +228,7 @@ def test_the_library_refuses_a_gradient_of_a_quantized_weight():
     with Calls() as calls:
         tilemoe.moe(**narrow, K=K, overwrite_H=False).sum().backward()
     ((*arguments, wanted),) = calls.of("experts_lora_backward")
-    sentence = "is required for its gradient"
+    sentence = "expected no bits of quantised weights"
     op = torch.ops.tilemoe.experts_lora_backward.default
     refused(RuntimeError, sentence, op, *arguments, wanted | 4)
 

@@ -161,7 +161,9 @@ def way_of(
     if options.dispatch == "pull":
         return Way(1, True)
     sizes = T, d, n, E, K, ranks, dtype.itemsize
-    chunks = best_chunks(*sizes) if options.chunks == "auto" else options.chunks
+    chunks = options.chunks
+    if chunks == "auto":  # codes are computed in one chunk
+        chunks = best_chunks(*sizes) if options.recipe == "bf16" else 1
     if options.dispatch == "auto" and _on_one_host():
         return best_way(*sizes, chunks)
     return Way(chunks, False)

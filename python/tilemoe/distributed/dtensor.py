@@ -162,9 +162,14 @@ class OnMesh:
         return gradient_scaled(parameter.to_local(), self._factor)
 
 
+def local_of_rank(parameter):
+    """Return this rank's part of a parameter."""
+    return parameter.to_local() if is_dtensor(parameter) else parameter
+
+
 def local_bfloat16(parameter):
     """Return this rank's part in bfloat16, the dtype of torchtitan's GEMMs."""
-    return (parameter.to_local() if is_dtensor(parameter) else parameter).bfloat16()
+    return local_of_rank(parameter).bfloat16()
 
 
 def plain(name, tensor):

@@ -20,8 +20,11 @@ from torchtitan.models.common.token_dispatcher import (
 )
 
 from .. import expert_parallel, functional
-from ..distributed.dtensor import local_bfloat16
-from ..options import Dispatch
+from .._kept_codes import KeptCodes
+from ..distributed.dtensor import local_bfloat16, local_of_rank
+from ..distributed.fp8_shards import gather_in_fp8_
+from ..fp8_weights import Fp8Weight
+from ..options import FP8_RECIPES, Dispatch, Recipe
 from . import torchtitan_dispatchers as dispatchers
 
 
@@ -59,15 +62,34 @@ class TileMoEGroupedExperts(Computed, GroupedExperts):
 
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
-        pass
+        recipe: Recipe = "bf16"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.recipe = config.recipe
+        if config.recipe in FP8_RECIPES:
+            self.fp8_codes = KeptCodes(("w1_EFD", "w3_EFD", "w2_EDF"))
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        super().parallelize(parallel_dims)
+        if self.recipe in FP8_RECIPES:
+            gather_in_fp8_(self)
 
     def layer(self) -> dict[str, Any]:
+        if self.recipe in FP8_RECIPES:
+            W1, W1_up, W2 = (self._in_fp8(name) for name in self.fp8_codes.names)
+            return dict(W1=W1, W1_up=W1_up, W2=W2, gate_layout="split", recipe=self.recipe)
         return dict(
             W1=local_bfloat16(self.w1_EFD),
             W1_up=local_bfloat16(self.w3_EFD),
             W2=local_bfloat16(self.w2_EDF),
             gate_layout="split",
         )
+
+    def _in_fp8(self, name: str) -> Fp8Weight:
+        transposed = self.recipe == "fp8" and torch.is_grad_enabled()
+        codes = self.fp8_codes.of(self, name, transposed)
+        return codes._replace(master=local_of_rank(getattr(self, name)))
 
     def forward(self, x_RD: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         return super().forward(x_RD, *args, **options).type_as(x_RD)

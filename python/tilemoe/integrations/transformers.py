@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from .. import _private, functional
-from ..quantization import QuantizedExperts
+from .._quantized import KINDS, Weight
+from ..options import Recipe
 from ..routing import narrowed_to_experts
-from . import quantized_experts, transformers_norm
+from . import quantized_experts, transformers_norm, transformers_recipe
 from .expert_adapters import lora_of
 from .transformers_forms import Form, form_of, refuse_quantized, refuse_weights
 
@@ -200,7 +201,10 @@ def computed(
     refuse_quantized(experts)
     form = form_of(experts)
     first = "gate_up_proj" if experts.has_gate else "up_proj"
-    W1, W2 = _weight(experts, first), _weight(experts, "down_proj")
+    recipe = transformers_recipe.of_call(experts, hidden_states, top_k_index, form)
+    W1, W2 = (_weight(experts, name, recipe) for name in (first, "down_proj"))
+    if recipe != "bf16":
+        options["recipe"] = recipe
     b1, b2 = None, None
     if experts.has_bias:
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
@@ -230,14 +234,12 @@ def computed(
     return out.to(hidden_states.dtype)
 
 
-def _refuse_with_norm(
-    experts: torch.nn.Module, moe: Callable, lora: Any, *weights: torch.Tensor | QuantizedExperts
-) -> None:
+def _refuse_with_norm(experts: torch.nn.Module, moe: Callable, lora: Any, *weights: Weight) -> None:
     """Reject arguments that are not supported together with a norm of each expert's output."""
     found = {
         "expert parallelism": moe is not functional.moe,
         "adapters": lora is not None,
-        "quantised weights": any(isinstance(W, QuantizedExperts) for W in weights),
+        "quantised weights": any(type(W) in KINDS for W in weights),
     }
     for what, there in found.items():
         if there:
@@ -248,8 +250,10 @@ def _refuse_with_norm(
             )
 
 
-def _weight(experts: torch.nn.Module, name: str) -> torch.Tensor | QuantizedExperts:
+def _weight(experts: torch.nn.Module, name: str, recipe: Recipe) -> Weight:
     """Return a weight as (E, out, in)."""
+    if recipe != "bf16":
+        return transformers_recipe.weight_of(experts, name, recipe)
     quantized = quantized_experts.get(experts, name)
     if quantized is not None:
         return quantized

@@ -1,0 +1,83 @@
+"""Select the recipe of transformers' experts: `tilemoe.transformers.set_recipe`."""
+
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .. import recipes
+from .._kept_codes import KeptCodes
+from .._quantized import Weight
+from ..fp8_weights import Fp8Weight, fp8_weight
+from ..options import FP8_RECIPES, Recipe
+from . import quantized_experts
+
+_RECIPE, _FROZEN = "_tilemoe_recipe", "_tilemoe_fp8_weights"
+_NAMES: tuple[str, ...] = get_args(Recipe)
+
+
+def set_recipe(model: nn.Module, recipe: Recipe) -> None:
+    """Compute the experts of a model with an FP8 recipe, for `experts_implementation="tilemoe"`.
+
+    The codes of parameters are made in the first call after a parameter has changed, as in
+    `tilemoe.MoE`. Of experts that an FP8 checkpoint left quantised, the transposed codes, which
+    training with "fp8" reads, are made now.
+
+    Args:
+        model: A model of transformers, or an experts module.
+        recipe: "bf16", "fp8", "fp8_forward" or "auto", as in `tilemoe.moe`.
+
+    Raises:
+        ValueError: The recipe is unknown, the model has no experts, or a quantised weight has
+            another format than FP8.
+        NotImplementedError: The experts' weights are stored transposed.
+    """
+    if recipe not in _NAMES:
+        raise ValueError(f"recipe must be one of {', '.join(_NAMES)}, got {recipe!r}")
+    found = [m for m in model.modules() if hasattr(m, "is_concatenated") and hasattr(m, "has_gate")]
+    if not found:
+        raise ValueError(f"{type(model).__qualname__} has no experts module")
+    for experts in found:
+        for name in (_RECIPE, _FROZEN, "fp8_codes"):
+            experts.__dict__.pop(name, None)
+        if recipe == "bf16":
+            continue
+        if experts.is_transposed:
+            raise NotImplementedError(
+                f"recipe={recipe!r} does not support {type(experts).__qualname__}, whose weights are "
+                "stored transposed"
+            )
+        frozen = {}
+        for name in quantized_experts.weights_of(experts):
+            weight = quantized_experts.get(experts, name)
+            if weight is not None:
+                frozen[name] = fp8_weight(weight, transposed=recipe in ("fp8", "auto"))
+        own = tuple(n for n in quantized_experts.weights_of(experts) if n not in frozen)
+        setattr(experts, _RECIPE, recipe)
+        setattr(experts, _FROZEN, frozen)
+        experts.fp8_codes = KeptCodes(own)
+
+
+def of_call(experts: nn.Module, x: Tensor, ids: Tensor, form: Any) -> Recipe:
+    """Return the recipe of a call with x (T, d) and ids (T, K)."""
+    recipe: Recipe = experts.__dict__.get(_RECIPE, "bf16")
+    if recipe != "auto":
+        return recipe
+    W2 = experts.down_proj
+    layer = SimpleNamespace(activation=form.activation, gate_layout=form.gate_layout)
+    T, pairs = x.shape[0], ids.numel()
+    choice = recipes.choice_of(x, T, pairs, tuple(W2.shape), layer, W2.dtype)
+    experts.recipe_choice = choice  # type: ignore[assignment]
+    return choice.recipe
+
+
+def weight_of(experts: nn.Module, name: str, recipe: Recipe) -> Weight:
+    """Return the codes of a weight (E, out, in) for an FP8 recipe."""
+    frozen: Fp8Weight | None = experts.__dict__[_FROZEN].get(name)
+    if frozen is not None:
+        return frozen
+    assert recipe in FP8_RECIPES
+    codes: KeptCodes = experts.fp8_codes  # type: ignore[assignment]
+    transposed = recipe == "fp8" and torch.is_grad_enabled()
+    return codes.of(experts, name, transposed)._replace(master=getattr(experts, name))
