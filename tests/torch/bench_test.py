@@ -15,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tilemoe
 from tilemoe import _library, state_dict
-from tilemoe.bench import check, cli, huggingface_config, kernels, machine, measure, memory
+from tilemoe.bench import check, cli, fp8, huggingface_config, kernels, machine, measure, memory
 from tilemoe.bench import peers, records, report, rounding, router, session
+from tilemoe.bench.layers import LAYERS
 from tilemoe.bench.measure import CpuClock, LeftOut
 from tilemoe.bench.problem import CASES, Case, Problem
 
@@ -115,6 +116,65 @@ def test_peers_with_quantized_weights(format):
     narrow = sum(weight.nbytes for weight in peer.narrow)
     assert peer.resident_bytes() == peer.problem.resident_bytes() - wide + narrow
     assert narrow < 0.52 * wide
+
+
+RECIPES = ["tilemoe-recipe-fp8", "tilemoe-recipe-fp8-forward"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("of_case", [{}, {"n": 144}, {"frozen": True}, {"biases": True}], ids=str)
+def test_peers_with_a_recipe(name, of_case):
+    """128 does not divide 144: gate and up are two tensors, and dW1 is a pair until it is compared."""
+    of_case = {"dtype": "bfloat16", **of_case}
+    check.check(peers.PEERS[name], **of_case)
+    peer = peers.PEERS[name](check.small_problem(**of_case))
+    assert len(peer.masters) == (2 if "n" in of_case else 1)
+    codes = sum(one.nbytes for one in peer.codes)
+    assert peer.resident_bytes() == peer.problem.resident_bytes() + codes
+    assert torch.equal(peer.codes[0].weight.dequantize(), peer.masters[0])
+
+
+def test_a_recipe_has_larger_errors_than_the_layer(monkeypatch):
+    monkeypatch.setattr(peers.TileMoERecipe, "tolerance", 0.0)
+    with pytest.raises(check.Wrong, match="the error of O is 4"):
+        check.check(peers.TileMoERecipe, dtype="bfloat16")
+
+
+def test_what_a_recipe_does_not_compute():
+    fp8, forward = (peers.PEERS[name] for name in RECIPES)
+    case = lambda **of: dataclasses.replace(SMALL, **{"d": 64, "n": 128, "dtype": "bfloat16", **of})
+    adapted = case(frozen=True, lora_rank=8)
+    assert "fp8_forward does" in fp8.missing(adapted) and not forward.missing(adapted)
+    check.check(forward, dtype="bfloat16", frozen=True, lora_rank=8)
+    assert "multiple of 128" in forward.missing(dataclasses.replace(adapted, n=48))
+    assert "multiple of 128" in fp8.missing(case(n=48, biases=True)) and not fp8.missing(case(n=48))
+    assert "multiples of 16" in fp8.missing(case(n=40))
+
+
+def test_recipes_of_the_command_line(here, tmp_path, capsys):
+    file = tmp_path / "fp8.jsonl"
+    words = "--device cpu --dtype bfloat16 --rounds 1 --shape 32 64 48 4 2".split()
+    assert run(*words, "--recipe", "fp8", "fp8_forward", "--json", file) == 0
+    names = [one.name.rpartition("/")[2] for one in records.read(file)]
+    assert names == ["tilemoe", *RECIPES]
+    assert "time_over_tilemoe" in records.read(file)[1].values
+    assert run(*words, "--recipe", "fp16") != 0
+
+
+def test_kernels_of_fp8_next_to_dense_gemms(capsys):
+    assert fp8.main(["olmoe"]) == (0 if torch.cuda.is_available() else 1)
+    samples = {key: [1.0, 2.0] for key in ("up_ms", "dense_ms", "quantize_x_ms", "quantize_W1_ms")}
+    samples |= {"dense_fast_accum_ms": [0.5, 1.0], "copy_of_x_ms": [4.0, 4.0]}
+    values = fp8.values_of(LAYERS["cuda"]["wide"], samples | {"copy_of_W1_ms": [1.0, 1.0]})
+    assert values["rounds"] == 2 and values["up_rate_over_dense"] == [1.0, 1.0, 1.0]
+    assert values["up_rate_over_dense_fast_accum"][1] == 0.5
+    assert values["quantize_x_over_copy"][1] == 0.375 and values["quantize_W1_over_copy"][1] == 1.5
+    flop = 2 * 8192 * 2 * 2048 * 2 * 3072
+    assert values["up_tflop_per_s"][1] == pytest.approx(0.75 * flop * 1e-12 / 1e-3)
+    kernel = "void tilemoe::cuda::sm90::grouped_gemm<GroupedGemm<..., QuantizingEpilogue<...>>>"
+    assert fp8.up_projection([("other", 1.0), (kernel, 2.0)]) == 2.0
+    with pytest.raises(ValueError, match="no up-projection"):
+        fp8.up_projection([("other", 1.0)])
 
 
 @pytest.mark.parametrize("kind", ["eager", "grouped_mm"])

@@ -17,7 +17,7 @@ import torch
 from .._command.errors import DONE, FAILED, WRONG_USAGE, Failed, WrongUsage
 from . import huggingface_config, machine, records, report, session
 from .measure import PASSES, LeftOut
-from .peers import TileMoE, all_peers, arch_variables
+from .peers import RECIPES, TileMoE, all_peers, arch_variables
 from .problem import ACTIVATIONS, CASES, DTYPES, SHAPE, Case
 
 DEFAULT_LAYER = {"cpu": "cpu-t512", "cuda": "olmoe"}
@@ -73,6 +73,13 @@ def _parser():
     )
     add("--rounding", choices=ROUNDINGS, help="Token rounding, TileMoE only")
     add = parser.add_argument_group("options of TileMoE").add_argument
+    add(
+        "--recipe",
+        nargs="+",
+        choices=RECIPES,
+        default=[],
+        help="Compare with the layer computed in FP8, its weights quantised before",
+    )
     add("--arch", metavar="ARCH", help="Arch of the kernels: sm80, sm90, ...")
     add(
         "--overwrite-H",
@@ -184,6 +191,7 @@ def _peers(args):
     wanted = args.against
     if wanted is None:
         wanted = [name for name, peer in known.items() if not peer.only_if_named]
+        wanted = [] if args.recipe else wanted
     elif wanted == ["none"]:
         wanted = []
     if unknown := [name for name in wanted if name not in known]:
@@ -196,6 +204,7 @@ def _peers(args):
     places = {name: session.Place(pythons.get(name, sys.executable),
                                   pathlib.Path(packages[name]) if name in packages else None)
               for name in {**pythons, **packages}}  # fmt: skip
+    wanted = [*(RECIPES[recipe].name for recipe in args.recipe), *wanted]
     return [known[name] for name in dict.fromkeys([TileMoE.name, *wanted])], places
 
 

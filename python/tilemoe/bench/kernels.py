@@ -6,13 +6,14 @@ import re
 # the types of src/cuda/gemm/{epilogue,load} in the name of a GEMM. SummedWeights, the older name of
 # WeightsByParts, and DensePart are in stored profiles.
 STEPS = {
-    "up-projection": r"SwiGLUEpilogue|ActivationEpilogue",
+    "up-projection": r"SwiGLUEpilogue|ActivationEpilogue|QuantizingEpilogue",
     "activation gradient": r"ActivationGradientEpilogue",
     "weight gradients": r"WeightGradientEpilogue|reduce_splits|rank_rows",
     "input gradient": r"WeightsByParts|PartRows|SummedWeights|DensePart",
     "down-projection": r"StoreEpilogue",
     "combine": r"combine|sum_places",
     # The other kernels of src/cuda/kernels.
+    "quantisation": r"quantize_blocks",
     "routing": r"route|top_k|routing|score_gradient|bias_gradient|tilemoe::cuda::\(anonymous",
     "other GEMMs": r"(?i)gemm|nvjet|cutlass|cublas|mma",
     "gather or sort": r"(?i)gather|scatter|index|sort|scan",

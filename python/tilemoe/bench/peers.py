@@ -29,6 +29,7 @@ class Peer:
     only_if_named = False  # True: does not run by default
     takes_adapters = False
     is_layer = True  # False: a reference without a formula to check, whose memory is not measured
+    tolerance = 0.0  # of its errors, if it computes with fewer bits than the dtype
 
     @classmethod
     def variables(cls, environment):
@@ -289,6 +290,80 @@ _QUANTIZED = [
     _variant(f"tilemoe-{format.replace('_', '-')}", TileMoEQuantized, format=format)
     for format in ("fp8", "mxfp4", "nf4", "nf4_double", "nvfp4")
 ]
+
+
+class TileMoERecipe(TileMoE):
+    """The layer with a recipe of FP8, whose weights are quantised before it is timed.
+
+    The problem's weights have the values of the codes.
+    """
+
+    name = "tilemoe-recipe-fp8"
+    only_if_named = True
+    recipe = "fp8"
+    tolerance = 7e-2  # measured 3.0 to 5.3 %
+
+    @classmethod
+    def missing(cls, case):
+        if case.lora_rank and cls.recipe == "fp8":
+            return "recipe fp8 does not support adapters, fp8_forward does"
+        if case.n % _SCALES and (case.biases or case.lora_rank):
+            return f"biases and adapters require n to be a multiple of {_SCALES}"
+        if case.d % _CODES or case.n % _CODES:
+            return f"d and n must be multiples of {_CODES}"
+        return super().missing(case)
+
+    @staticmethod
+    def working_bytes(case):
+        return Peer.working_bytes(case) + 9 * case.E * case.d * case.n  # codes, gate and up apart
+
+    def __init__(self, problem):
+        super().__init__(problem)
+        import tilemoe
+
+        n, masters = problem.case.n, [problem.W1]
+        if n % _SCALES:  # gate and up share no scales: they are two tensors
+            masters = [W1.detach().contiguous() for W1 in problem.W1.split(n, dim=1)]
+        for master in masters:
+            master.requires_grad_(problem.W1.requires_grad)
+        backward = self.recipe == "fp8"
+        self.codes = [tilemoe.fp8_weight(W, transposed=backward) for W in (*masters, problem.W2)]
+        with torch.no_grad():
+            for W, codes in zip((*masters, problem.W2), self.codes):
+                W.copy_(codes.weight.dequantize())
+            if len(masters) > 1:
+                problem.W1.copy_(torch.cat(masters, 1))
+        self.masters = masters
+        self.options = {**self.options, "recipe": self.recipe}
+        if len(masters) > 1:
+            self.options |= {"W1_up": self.codes[1], "gate_layout": "split"}
+
+    def weights(self):
+        return self.codes[0], self.codes[-1]
+
+    def infer(self):
+        return self.forward()
+
+    def backward(self, O):
+        p = self.problem
+        leaves = [self.X, *p.adapters]
+        if not p.case.frozen:
+            leaves += [self.router, *self.masters, self.W2, *p.biases]
+        found = torch.autograd.grad(O, leaves, p.dO)
+        if p.case.frozen or len(self.masters) == 1:
+            return found
+        return *found[:2], found[2:4], *found[4:]  # dW1 is a pair: nothing is copied
+
+    def given_layout(self, dW1):
+        return dW1 if torch.is_tensor(dW1) else torch.cat(dW1, 1)
+
+    def resident_bytes(self):
+        return super().resident_bytes() + sum(codes.nbytes for codes in self.codes)
+
+
+_SCALES, _CODES = 128, 16  # columns with one scale, and of 16 bytes, in the recipes of FP8
+TileMoERecipeForward = _variant("tilemoe-recipe-fp8-forward", TileMoERecipe, recipe="fp8_forward")
+RECIPES = {one.recipe: one for one in (TileMoERecipe, TileMoERecipeForward)}
 
 
 class TileMoESm80(TileMoE):
@@ -702,7 +777,7 @@ def _transformers():
 PEERS = {peer.name: peer for peer in (
     TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEGatheredMM, TileMoEFrozen,
     TileMoEBefore,
-    *_QUANTIZED,
+    *_QUANTIZED, TileMoERecipe, TileMoERecipeForward,
     TileMoESm80, TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
     ScatterMoESm80,
 )}  # fmt: skip
