@@ -248,6 +248,34 @@ def quantized():
     )  # fmt: skip
 
 
+def fp8():
+    """Compare a layer in FP8 with the one in bfloat16, and its kernels with dense GEMMs and copies."""
+    results = Results("fp8")
+    layers = [[name, passes(of["tilemoe"]), passes(of["tilemoe-recipe-fp8"]),
+               *(times_faster(of["tilemoe-recipe-fp8"], of["tilemoe"], f"{way}_ms")
+                 for way in (*PASSES, "total"))]
+              for name, of in results.table_of("bench").items()]  # fmt: skip
+    found = results.of("fp8-kernels")
+    rows = [[name, *(f"{one.median(f'{of}_tflop_per_s'):.0f}"
+                     for of in ("up", "dense", "dense_fast_accum")),
+             *(f"{one.median(of):.2f}" for of in ("up_rate_over_dense", "quantize_x_over_copy",
+                                                  "quantize_W1_over_copy"))]
+            for name, one in found.items()]  # fmt: skip
+    one = next(iter(results.table_of("bench").values()))["tilemoe"]
+    return section(
+        "FP8 recipe",
+        "Whole layers with weights that are quantised already; \"x\" is bfloat16's time divided by "
+        "that of FP8.",
+        table("layer | bfloat16, ms | FP8, ms | forward | backward | both", layers),
+        source("fp8", one),
+        "The up-projection and a dense FP8 GEMM of cuBLASLt of the same sizes, TFLOP/s; and the time "
+        "of quantisation divided by that of a copy of the same bytes:",
+        table("layer | up-projection | dense | dense, fast accumulation | up / dense | x, 1 x 128 | "
+              "W1, 128 x 128", rows),
+        source("fp8", next(iter(found.values()))),
+    )  # fmt: skip
+
+
 def codes():
     """Compare sm80's GEMMs that read codes with those that read values, in forward."""
     found = {}
@@ -728,7 +756,8 @@ def jax():
 
 
 SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adapters, activations,
-            quantized, codes, cpu, rounding, archs, limits, router,
+            quantized, *([fp8] if (RESULTS / "fp8.jsonl").exists() else []), codes, cpu, rounding,
+            archs, limits, router,
             *([jax] if (RESULTS / "jax.jsonl").exists() else []),
             small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results

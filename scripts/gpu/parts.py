@@ -306,6 +306,12 @@ def in_order(stage):
     return lambda machine, folder: (stages.STAGES | several_gpus.STAGES)[stage](machine, folder)
 
 
+def fp8(machine, folder):
+    """Return the items of the stage that measure."""
+    return [item for item in stages.fp8(machine, folder)
+            if item.name in (*stages.FP8_LAYERS, "kernels")]
+
+
 def tests(stage, seconds, gpus=1):
     return Part(stage, "gpu_tests", seconds, TESTS, in_order(stage), rf"^{stage}/", gpus=gpus,
                 keeps_status=True)
@@ -327,6 +333,7 @@ PARTS = {part.name: part for part in (
     Part("router", "router", 45, BENCH, in_order("router"), r"^router/"),
     Part("quantized", "quantized", 210, BENCH + STEPS, in_order("quantized"),
          r"^(bench|kernels|quantized)/"),
+    Part("fp8", "fp8", 130, BENCH, fp8, r"^(bench|fp8-kernels)/"),
     Part("memory", "memory", 210, BENCH, memory, r"^memory-", of_memory),
     Part("activations", "activations", 210, BENCH, in_order("activations"),
          r"^(bench|activations)/"),

@@ -42,6 +42,10 @@ SIZES = ["7b-n256", "7b-n1024", "30b-n256", "olmoe", "gpt-oss-20b", "qwen3-235b"
 # Layers with low-rank adapters, T, d, n, E, K: those of Qwen3-30B-A3B and of gpt-oss-20b.
 ADAPTERS = {"qwen3-30b-512": [512, 2048, 768, 128, 8], "qwen3-30b": [4096, 2048, 768, 128, 8],
             "qwen3-30b-32768": [32768, 2048, 768, 128, 8], "gpt-oss-20b": [8192, 2880, 2880, 32, 4]}
+# Layers of the stage fp8, and its test programs.
+FP8_LAYERS = ["gpt-oss-20b", "qwen3-235b", "olmoe", "kimi-linear", "7b-n1024", "30b-n1024", "wide",
+              "7b-n256"]
+FP8_TESTS = ["cuda_quantize_fp8_test", "cuda_fp8_layer_test", "cuda_fp8_gradients_test"]
 FORMATS = ["fp8", "mxfp4", "nf4", "nf4_double", "nvfp4"]  # of quantised weights
 BENCH_SHAPE = [2048, 1024, 512, 16, 4]  # T, d, n, E, K of the command's short bench
 ON_TWO_DEVICES = "*Device*"  # of cuda_layer_test
@@ -498,6 +502,27 @@ def quantized(machine, folder):
                                              "--quantized", "none", *FORMATS])]
 
 
+def fp8(machine, folder):
+    """Check the fp8 recipe, then compare it with bfloat16, with dense FP8 GEMMs and with copies.
+
+    The checks are its cases of the registry, and bits against the CPU's emulation. Layers are whole,
+    from PyTorch, with weights that are quantised already. About 150 s.
+    """
+    def bench(layer):
+        file = folder / f"{layer}.jsonl"
+        words = ["-m", "tilemoe", "bench", layer, "--device", "cuda", "--recipe", "fp8",
+                 "--rounds", "7", "--json", file]
+        return machine.torch_item(layer, words, 60, lambda _: measured(file, layer))
+
+    file = folder / "kernels.jsonl"
+    return [machine.item("check", "tilemoe",
+                         ["check", "fp8-*", "--device", "cuda", "--pass", "all"], 60, check_counts),
+            *(machine.gtest(program, program, "*", folder, 60) for program in FP8_TESTS),
+            *map(bench, FP8_LAYERS),
+            machine.torch_item("kernels", ["-m", "tilemoe.bench.fp8", *FP8_LAYERS, "--rounds", "9",
+                                           "--json", file], 90, lambda _: records.read(file))]
+
+
 def jax(machine, folder):
     """Test tilemoe.jax on a GPU.
 
@@ -600,6 +625,7 @@ STAGES = {
     "router": router,
     "adapters": adapters,
     "quantized": quantized,
+    "fp8": fp8,
     "activations": activations,
     "jax": jax,
     "kernels": kernels,

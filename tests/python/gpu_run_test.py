@@ -207,6 +207,18 @@ class GpuRun(StandIns):
             self.assertTrue((folder / file).exists() and f'"{file}"' in on_cuda, file)
         self.assertLessEqual(own.limit_s + other.limit_s, 480)
 
+    def test_fp8_is_checked_before_it_is_timed(self):
+        machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
+        items = stages.fp8(machine, self.folder)
+        names = [item.name for item in items]
+        self.assertEqual(names, ["check", *stages.FP8_TESTS, *stages.FP8_LAYERS, "kernels"])
+        tests = (ROOT / "tests" / "cuda" / "CMakeLists.txt").read_text()
+        for test in stages.FP8_TESTS:
+            self.assertIn(f"tilemoe_gpu_test({test} ", tests)
+        self.assertIn("fp8-*", items[0].command)
+        for item in items[-1 - len(stages.FP8_LAYERS):]:
+            self.assertIn(item.name + ".jsonl", str(item.command[-1]))
+
     def test_the_wheels_command_is_run(self):
         machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
         items = stages.command(machine, self.folder)

@@ -101,6 +101,44 @@ class Pages(Copied):
                     r"\|  Measured .*commits? \w{7}.*\[`\w+\.jsonl`\]",
                 )
 
+    def test_fp8_is_shown_once_it_is_measured(self):
+        has_file = (self.folder / "fp8.jsonl").exists()
+        values = lambda forward, backward: {
+            "T": 8,
+            "rounds": 7,
+            "forward_ms": [forward] * 3,
+            "backward_ms": [backward] * 3,
+            "total_ms": [forward + backward] * 3,
+        }
+        of_kernels = {
+            key: [number] * 3
+            for key, number in {
+                "up_tflop_per_s": 900.0,
+                "dense_tflop_per_s": 1000.0,
+                "dense_fast_accum_tflop_per_s": 1200.0,
+                "up_rate_over_dense": 0.9,
+                "quantize_x_over_copy": 1.1,
+                "quantize_W1_over_copy": 1.2,
+            }.items()
+        }
+        of = lambda name, values: records.Measurement(
+            name, "NVIDIA H200", {"tilemoe": "1", "torch": "2"}, "abcdef0123", values
+        )
+        records.write(
+            self.folder / "fp8.jsonl",
+            [
+                of("bench/olmoe/tilemoe", values(4.0, 8.0)),
+                of("bench/olmoe/tilemoe-recipe-fp8", values(3.0, 7.0)),
+                of("fp8-kernels/olmoe", of_kernels | {"rounds": 9}),
+            ],
+        )
+        text = results_page.fp8()
+        self.assertIn("| olmoe | 4.00 / 8.00 | 3.00 / 7.00 | 1.33x | 1.14x | 1.20x |", text)
+        self.assertIn("| olmoe | 900 | 1000 | 1200 | 0.90 | 1.10 | 1.20 |", text)
+        self.assertIn("Measured on one NVIDIA H200, TileMoE 1 (commit abcdef0)", text)
+        self.assertIn("7 rounds: [`fp8.jsonl`]", text.replace("\n", " "))
+        self.assertEqual(results_page.fp8 in results_page.SECTIONS, has_file)
+
     def test_readme_has_the_table(self):
         text = "a\n<!-- results -->\nold\n<!-- /results -->\nb\n"
         written = results_page.readme(text)
