@@ -27,14 +27,14 @@ struct QuantizeParams {
   const char* values;
   uint8_t* codes;
   float* scales;
-  uint8_t* transposed_codes;
-  float* transposed_scales;
   int64_t expert_bytes, row_bytes;  // of values
   int32_t rows, columns;
   int32_t part_rows, part_tiles;  // tiles of a part, one below the other
   int32_t tiles_down, across;     // of an expert
   float largest;
   bool power_of_two;
+  uint8_t* transposed_codes;
+  float* transposed_scales;
 };
 
 // A CTA's tile: its expert, first row, rows and number of the first column.
@@ -237,8 +237,6 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   const QuantizeParams params{.values = static_cast<const char*>(values.data),
                               .codes = args.codes,
                               .scales = args.scales,
-                              .transposed_codes = args.transposed_codes,
-                              .transposed_scales = args.transposed_scales,
                               .expert_bytes = values.stride[0] * element,
                               .row_bytes = values.stride[1] * element,
                               .rows = static_cast<int32_t>(R),
@@ -248,7 +246,9 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
                               .tiles_down = static_cast<int32_t>(R / args.part_rows * part_tiles),
                               .across = static_cast<int32_t>(blocks_of(C, kFp8Tile)),
                               .largest = largest_of(values.dtype),
-                              .power_of_two = args.float_scales == 0};
+                              .power_of_two = args.float_scales == 0,
+                              .transposed_codes = args.transposed_codes,
+                              .transposed_scales = args.transposed_scales};
   const int64_t tiles = E * params.tiles_down * params.across;
   TILEMOE_CHECK_SUPPORTED(tiles <= INT32_MAX, tiles << " blocks to quantise");
   if (tiles == 0) return;
