@@ -230,7 +230,7 @@ def test_adapters_train_with_fp8_forward_alone():
     torch.nn.init.normal_(made.experts.lora_B1, std=0.1)
     with Calls() as calls:
         O, dx, *factors = gradients(made, x)
-    assert quantized(calls) == 2 and all(f.isfinite().all() for f in factors)
+    assert len(calls.of("experts_lora")) == 1 and len(made.experts.fp8_codes.kept) == 2
     made.recipe = "bf16"
     for got, want in zip((O, dx, *factors), gradients(made, x)):
         assert torch.equal(got, want) or 0.001 < (got - want).norm() / want.norm() < 0.1
