@@ -220,7 +220,9 @@ class Experts(nn.Module):
     def _own(self, name: str, weight: Tensor | None) -> Tensor | None:
         return plain(name, weight) if self._mesh is None else self._mesh.own(name, weight)
 
-    def _weights(self, local: Callable[[str, Any], Any], recipe: Recipe) -> Iterator[Any]:
+    def _weights(
+        self, local: Callable[[str, Any], Any], recipe: Recipe = "bf16"
+    ) -> Iterator[Any]:
         for name in (*self.fp8_codes.names, self._up + "_bias", "down_proj_bias"):
             weight = getattr(self, name)
             if isinstance(weight, QuantizedWeight):

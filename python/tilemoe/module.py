@@ -471,13 +471,13 @@ class MoE(nn.Module):
         return None if is_observed(self.experts) else self.gate.of_decode(tokens, self.K)
 
     def _decode(
-        self, tokens: Tensor, gate: Gate, options: Options
+        self, tokens: Tensor, gate: Gate, options: Options | None = None
     ) -> tuple[Tensor, Aux | None, Tensor]:
         """Compute tokens (T, d) -> out (T, d), Aux if return_aux, logits (T, E) if needed."""
         return self.experts.of_decode(
             tokens,
             gate,
-            options,
+            options or self.options,
             selection_bias=self._selection_bias(),
             addend=self._shared(tokens, None),
             wants_logits=self._has_losses(),

@@ -226,6 +226,14 @@ def test_adapters_train_with_fp8_forward_alone():
     made, x = module(lora_rank=8), tokens()
     with pytest.raises(NotImplementedError, match="does not support adapters; use recipe='fp8_forw"):
         made(x)
+    made.recipe = "fp8_forward"
+    torch.nn.init.normal_(made.experts.lora_B1, std=0.1)
+    with Calls() as calls:
+        O, dx, *factors = gradients(made, x)
+    assert len(calls.of("experts_lora")) == 1 and len(made.experts.fp8_codes.kept) == 2
+    made.recipe = "bf16"
+    for got, want in zip((O, dx, *factors), gradients(made, x)):
+        assert torch.equal(got, want) or 0.001 < (got - want).norm() / want.norm() < 0.1
 
 
 # ---------------------------------------------------------------- auto
