@@ -62,7 +62,7 @@ say "testing the wheel with the newest torch"
 test_wheel .venv-torch-newest newest-torch \
   "$root"/tests/torch/loading_test.py::{test_import_time,test_needs_no_gpu,test_cpu_library_corrupt} \
   "$root"/tests/torch/loading_test.py::TestCuda::test_float32 \
-  "$root"/tests/torch/{operators,functional,pretrain_fsdp}_test.py "$@"
+  "$root"/tests/torch/{operators,functional,pretrain_fsdp,fp8_module,fp8_shards}_test.py "$@"
 say "testing the wheel with the newest transformers, PEFT and TRL"
 OMP_NUM_THREADS=1 test_wheel .venv-torch-newest newest-transformers \
   "$root"/tests/torch/transformers_{,distributed_,forms_,models_,norm_}test.py \
