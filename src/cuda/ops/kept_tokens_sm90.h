@@ -101,7 +101,11 @@ class KeptTokensConsumer {
  public:
   using Shape = typename Gemm::Shape;
   using Params = typename Gemm::Params;
+  using A = typename Gemm::TokenBlock;
+  using B = typename Gemm::WeightBlock;
   static constexpr int kNumbers = Shape::BLOCK_N / 2;  // of a thread, of a tile
+  static constexpr int kK = Shape::Recipe::kMmaK;      // of an instruction
+  static constexpr int kStep = A::step_bytes(kK, sizeof(typename Shape::Element));
 
   __device__ KeptTokensConsumer(const Params& params, const typename Gemm::TokenRing& tokens,
                                 const typename Gemm::WeightRing& weight, uint32_t shared,
@@ -110,9 +114,8 @@ class KeptTokensConsumer {
         tokens_(tokens),
         weight_(weight),
         first_row_(consumer * Shape::kRows),
-        a_(sm90::descriptor<typename Gemm::TokenBlock>(shared +
-                                                       first_row_ * Gemm::TokenBlock::kRowBytes)),
-        b_(sm90::descriptor<typename Gemm::WeightBlock>(shared + Gemm::kWeightAt)) {}
+        a_(sm90::descriptor<A>(shared + first_row_ * A::kRowBytes)),
+        b_(sm90::descriptor<B>(shared + Gemm::kWeightAt)) {}
 
   __device__ __forceinline__ void run() {
     typename Gemm::Order order(params_.order);
@@ -159,10 +162,6 @@ class KeptTokensConsumer {
   }
 
   __device__ __forceinline__ void multiply(float (&D)[kNumbers], bool overwrites) const {
-    using A = typename Gemm::TokenBlock;
-    using B = typename Gemm::WeightBlock;
-    constexpr int kK = Shape::Recipe::kMmaK;
-    constexpr int kStep = A::step_bytes(kK, sizeof(typename Shape::Element));
     for (float& number : D) ptx::pin(number);
     ptx::wgmma_fence();
 #pragma unroll
