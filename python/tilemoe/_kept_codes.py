@@ -42,7 +42,6 @@ class KeptCodes:
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        _count_steps()
         self.names = names
         self.kept: dict[str, _Kept] = {}
 
@@ -78,7 +77,8 @@ class KeptCodes:
                 raise RuntimeError(_CAPTURED.format(name=name) + _CALL)
             return self.make(module, name, transposed)
         if transposed and kept.weight.transposed is None:
-            weight = kept.weight._replace(transposed=transposed_of(kept.weight.weight))
+            with torch.inference_mode(False):
+                weight = kept.weight._replace(transposed=transposed_of(kept.weight.weight))
             self.kept[name] = kept._replace(weight=weight)
         return self.kept[name].weight
 
@@ -92,14 +92,16 @@ class KeptCodes:
 
     def make(self, module: nn.Module, name: str, transposed: bool) -> Fp8Weight:
         """Make the codes of a parameter, in the memory of its earlier codes if they fit."""
+        _count_steps()
         parameter = getattr(module, name)
         local, kept = local_of(parameter).detach(), self.kept.get(name)
         if isinstance(local, Fp8Shard):
             local = local.values()
-        if kept is not None and _fits(kept.weight, local, transposed):
-            weight = kept.weight._replace(master=local).update_()._replace(master=None)
-        else:
-            weight = fp8_weight(local, transposed=transposed)
+        with torch.inference_mode(False):  # training reads the same codes
+            if kept is not None and _fits(kept.weight, local, transposed):
+                weight = kept.weight._replace(master=local).update_()._replace(master=None)
+            else:
+                weight = fp8_weight(local, transposed=transposed)
         self.kept[name] = _Kept(weight, weakref.ref(parameter), version_of(parameter))
         return weight
 
@@ -140,7 +142,7 @@ def version_of(parameter: Any) -> tuple[int, ...]:
     return parameter._version, local._version, local.data_ptr(), writes
 
 
-_steps = [-1]  # steps of all optimizers of the process since the first module; -1: no module
+_steps = [-1]  # steps of all optimizers of the process since the first codes; -1: no codes
 
 
 def _count_steps() -> None:

@@ -166,9 +166,14 @@ def transposed_of(weight: QuantizedExperts) -> QuantizedExperts:
         ValueError: The format is not "fp8", or the weight is stored transposed.
     """
     require_fp8(weight)
-    codes = weight.codes.view(torch.uint8).mT.contiguous().view(torch.float8_e4m3fn)
-    scales = weight.scales.mT.contiguous()
-    return weight._replace(transposed=True, codes=codes, scales=scales)
+    # Also of one column, whose transpose is contiguous, a copy: both may be written again.
+    codes, scales = (
+        array.mT.clone(memory_format=torch.contiguous_format)
+        for array in (weight.codes.view(torch.uint8), weight.scales)
+    )
+    return weight._replace(
+        transposed=True, codes=codes.view(torch.float8_e4m3fn), scales=scales
+    )
 
 
 def require_fp8(weight: QuantizedExperts) -> None:

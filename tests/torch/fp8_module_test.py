@@ -136,6 +136,24 @@ def test_inference_has_one_layout():
     assert all(kept.weight.transposed is not None for kept in made.experts.fp8_codes.kept.values())
 
 
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_training_after_inference(without_gradients):
+    """Step: both layouts are written into the memory of codes that inference made."""
+    made, x = module(), tokens()
+    with without_gradients():
+        made(x)
+    got = gradients(made, x)
+    equal(got, gradients(module(), x))
+    with torch.no_grad():
+        made.experts.gate_up_proj.mul_(2)
+        made.experts.down_proj.mul_(2)
+    with without_gradients():
+        made(x)
+    other = module()
+    other.load_state_dict(made.state_dict())
+    equal(gradients(made, x), gradients(other, x))
+
+
 def test_copies_have_no_codes():
     made, x = module(), tokens()
     want = made(x)
