@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,12 @@ inline std::vector<verify::Case> fp8_layer_cases() {
   return cases;
 }
 
+// "forward_adapters_split_bf16" of "fp8-forward-adapters-split/bfloat16": ctest's lines are short.
 inline std::string name_of_case(const testing::TestParamInfo<verify::Case>& of) {
-  std::string name = of.param.name;
-  for (char& c : name)
-    if (c == '-' || c == '/') c = '_';
-  return name;
+  std::string name = of.param.name.substr(0, of.param.name.find('/'));
+  if (name.starts_with("fp8-")) name.erase(0, 4);
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name + (of.param.dtype == DType::kBFloat16 ? "_bf16" : "_f16");
 }
 
 // Of H and O, with adapters whose GEMMs round nothing, and of dX unless backward dequantises.

@@ -37,8 +37,9 @@ inline constexpr LoraRow kRows[] = {
 }  // namespace lora_rows
 
 // The test that runs a row's step. A GEMM of another kind needs a test and a value.
-enum class StepTest { kAdapterStep, kLoraProjection, kLoraGradient };
+enum class StepTest { kAdapterStep, kLoraProjection, kLoraGradient, kFp8Projections };
 constexpr StepTest test_of(const LoraRow& row) {
+  if (cuda::is_fp8(row.key.variant.recipe)) return StepTest::kFp8Projections;
   switch (row.key.gemm) {
     case cuda::GemmName::kLoraProjection: return StepTest::kLoraProjection;
     case cuda::GemmName::kWeightGradient: return StepTest::kLoraGradient;
