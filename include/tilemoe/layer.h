@@ -208,7 +208,7 @@ struct ForwardArgs {
   const tilemoe_part* part = nullptr;         ///< null: the whole pass
   const tilemoe_packed_lora* lora = nullptr;  ///< from Experts::pack_lora(); null without adapters
   const tilemoe_quantized_weights* quantized = nullptr;  ///< QuantizedWeights; null without any
-  const uint8_t* X_codes = nullptr;  ///< Recipe::kFp8: X as codes, X's shape; X is then absent
+  const uint8_t* X_codes = nullptr;  ///< FP8 recipes: X as codes, X's shape; X is then absent
   const float* X_scales = nullptr;   ///< with X_codes: (T, d/128 rounded up)
 
   /// Returns the C struct, valid as long as `c_weights` exists.
@@ -295,7 +295,7 @@ struct Experts {
   Format format_2 = Format::kNone;  ///< format of W2
   int32_t weight_blocks = 0;        ///< blocks of experts to dequantise; 0 or 1: all at once
   Recipe recipe = Recipe::kBf16;    ///< how the GEMMs compute
-  bool float_scales = false;        ///< kFp8: the scales of X and A are not only powers of two
+  bool float_scales = false;        ///< FP8 recipes: scales of rows are not only powers of two
 
   /// Returns the C struct.
   tilemoe_experts to_c() const {

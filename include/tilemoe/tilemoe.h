@@ -697,8 +697,8 @@ typedef struct tilemoe_experts {
   int32_t rank_2; /**< columns of P2, see tilemoe_lora; 0: W2 has no adapter */
   /** Format of W1 and W1_up, see tilemoe_quantized. A quantised weight is absent in
    * tilemoe_weights, is passed as `quantized` of the call, and has a gradient only in the FP8
-   * recipes. Each pass dequantises the experts that have rows into the workspace and computes with
-   * the result: the bits are those of the layer with the dequantised weight. */
+   * recipes. With TILEMOE_RECIPE_BF16 each pass dequantises the experts that have rows into the
+   * workspace and computes with the result: the bits are those of the layer with that weight. */
   tilemoe_format format_1;
   tilemoe_format format_2; /**< format of W2, as `format_1` */
   /** Number of blocks of experts in which quantised weights are dequantised. The workspace holds
@@ -706,7 +706,7 @@ typedef struct tilemoe_experts {
    * or 1: all experts at once. The bits are the same. */
   int32_t weight_blocks;
   int32_t reserved; /**< 0 */
-  /** The FP8 recipes multiply e4m3 codes. X and A, and in backward dO and dH, are quantised with one
+  /** The FP8 recipes multiply e4m3 codes. X and A, and in backward dO and dH, are quantised with a
    * scale per 128 columns of a row (dH: of gate or of up), as tilemoe_quantize_fp8() does with
    * `block_rows` 1, and the weights are the codes of the call. Every 128 terms a sum is multiplied
    * by the scales and added to a float32 accumulator. A is quantised from float32, dH from its
@@ -1060,8 +1060,8 @@ typedef struct tilemoe_forward_args {
   const tilemoe_packed_lora* lora;
   /** Quantised weights; required if experts.format_1 or format_2 is not 0, else null. */
   const tilemoe_quantized_weights* quantized;
-  /** TILEMOE_RECIPE_FP8: X as e4m3 codes (T, d), or (capacity, d) if grouped, contiguous and
-   * aligned to 16 bytes; X then must be absent. Null: X is quantised. */
+  /** FP8 recipes without an adapter of W1: X as e4m3 codes (T, d), or (capacity, d) if grouped,
+   * contiguous and aligned to 16 bytes; X then must be absent. Null: X is quantised. */
   const uint8_t* X_codes;
   const float* X_scales; /**< with `X_codes`: (T, d/128 rounded up), contiguous; else null */
 } tilemoe_forward_args;

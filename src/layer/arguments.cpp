@@ -49,28 +49,33 @@ void check_recipe(const tilemoe_experts& experts) {
   check_flag("float_scales", experts.float_scales);
   if (experts.recipe == TILEMOE_RECIPE_BF16) {
     TILEMOE_CHECK(experts.float_scales == 0,
-                  "float_scales is 1, expected 0: it requires the recipe fp8");
+                  "float_scales is 1, expected 0: it requires the recipe fp8 or fp8_forward");
     return;
   }
   TILEMOE_CHECK_SUPPORTED(
       experts.format_1 == TILEMOE_FORMAT_FP8 && experts.format_2 == TILEMOE_FORMAT_FP8,
-      "recipe is fp8, which requires weights of the format fp8, but format_1 is "
-          << tilemoe_format_name(experts.format_1) << " and format_2 is "
-          << tilemoe_format_name(experts.format_2));
-  TILEMOE_CHECK_SUPPORTED(
-      tilemoe_activation_gated(experts.activation) != 0,
-      "recipe is fp8, which requires an activation with a gate, but activation is "
-          << tilemoe_activation_name(experts.activation));
+      "recipe is " << recipe_name(experts)
+                   << ", which requires weights of the format fp8, but format_1 is "
+                   << tilemoe_format_name(experts.format_1) << " and format_2 is "
+                   << tilemoe_format_name(experts.format_2));
+  TILEMOE_CHECK_SUPPORTED(tilemoe_activation_gated(experts.activation) != 0,
+                          "recipe is "
+                              << recipe_name(experts)
+                              << ", which requires an activation with a gate, but activation is "
+                              << tilemoe_activation_name(experts.activation));
   for (const auto& [name, width] : {std::pair("d", experts.d), std::pair("n", experts.n)})
-    TILEMOE_CHECK_SUPPORTED(width % kFp8Multiple == 0, "recipe is fp8, which requires "
-                                                           << name << " to be a multiple of "
-                                                           << kFp8Multiple << ", got " << width);
+    TILEMOE_CHECK_SUPPORTED(width % kFp8Multiple == 0,
+                            "recipe is " << recipe_name(experts) << ", which requires " << name
+                                         << " to be a multiple of " << kFp8Multiple << ", got "
+                                         << width);
   TILEMOE_CHECK_SUPPORTED(experts.gate_layout != TILEMOE_GATE_INTERLEAVED,
-                          "recipe is fp8, which does not support the gate_layout interleaved");
+                          "recipe is " << recipe_name(experts)
+                                       << ", which does not support the gate_layout interleaved");
   TILEMOE_CHECK_SUPPORTED(split(experts) || experts.n % kFp8Tile == 0,
-                          "recipe is fp8, which requires n to be a multiple of "
-                              << kFp8Tile << " with the gate_layout concatenated, got " << experts.n
-                              << ": gate and up would share scales");
+                          "recipe is " << recipe_name(experts)
+                                       << ", which requires n to be a multiple of " << kFp8Tile
+                                       << " with the gate_layout concatenated, got " << experts.n
+                                       << ": gate and up would share scales");
   TILEMOE_CHECK_SUPPORTED(
       experts.recipe == TILEMOE_RECIPE_FP8_FORWARD || (experts.rank_1 == 0 && experts.rank_2 == 0),
       "recipe is fp8, which does not support adapters, but rank_1 is "
@@ -95,6 +100,10 @@ bool is_fp8(const tilemoe_experts& experts) {
 }
 bool is_fp8_backward(const tilemoe_experts& experts) {
   return experts.recipe == TILEMOE_RECIPE_FP8;
+}
+const char* recipe_name(const tilemoe_experts& experts) {
+  if (!is_fp8(experts)) return "bf16";
+  return is_fp8_backward(experts) ? "fp8" : "fp8_forward";
 }
 int64_t w1_rows(const tilemoe_experts& experts) {
   return split(experts) ? experts.n : h_width(experts);

@@ -79,7 +79,8 @@ tilemoe_tensor ForwardCall::checked_X() const {
     check_rows("X", args.X, experts, routing.spec);
     return args.X;
   }
-  TILEMOE_CHECK(is_fp8(experts), "X_codes is given, expected null: it requires the recipe fp8");
+  TILEMOE_CHECK(is_fp8(experts),
+                "X_codes is given, expected null: it requires the recipe fp8 or fp8_forward");
   check_absent("X", args.X, "X_codes is given");
   TILEMOE_CHECK(
       experts.rank_1 == 0,

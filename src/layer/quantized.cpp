@@ -94,7 +94,9 @@ tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
                         TILEMOE_CHECK(weight.format == format,
                                       name << ".format is " << format_name(weight.format)
                                            << ", expected " << format_name(format)
-                                           << (fp8_backward ? "" : ": the recipe is not fp8"));
+                                           << (!fp8_backward    ? ": the recipe is not fp8"
+                                               : has_transposed ? ""
+                                                                : ": W1_transposed is absent"));
                         TILEMOE_CHECK(weight.transposed == (format == TILEMOE_FORMAT_NONE ? 0 : 1),
                                       name << ".transposed is " << weight.transposed
                                            << ", expected "
@@ -107,10 +109,11 @@ tilemoe_quantized_weights read_quantized(const tilemoe_quantized_weights* given,
                                               << ", expected the same");
   if (is_fp8(experts))
     TILEMOE_CHECK_SUPPORTED(quantized.W1.transposed == 0 && quantized.W2.transposed == 0,
-                            "recipe is fp8, which requires weights that are not transposed, but "
-                            "quantized.W1.transposed is "
-                                << quantized.W1.transposed << " and W2's is "
-                                << quantized.W2.transposed);
+                            "recipe is " << recipe_name(experts)
+                                         << ", which requires weights that are not transposed, but "
+                                            "quantized.W1.transposed is "
+                                         << quantized.W1.transposed << " and W2's is "
+                                         << quantized.W2.transposed);
   return quantized;
 }
 

@@ -40,6 +40,11 @@ TEST(CudaRouterLogits, DependOnNoOtherToken) {
     for (const DType x : {kBF16, kF16})
       expect_same_bits(memory, {.T = 32768, .E = E, .d = 2184, .x = x, .weight = x}, sizes);
   expect_same_bits(memory, {.T = 32768, .E = 130, .d = 600, .weight = kF32, .biased = true}, sizes);
+  // On sm90 a CTA has two tiles of the same tokens, or one without a second (132 SMs).
+  expect_same_bits(memory, {.T = 32768, .E = 200, .d = 1096, .weight = kF32, .biased = true},
+                   sizes);
+  for (const DType weight : {kBF16, kF32})
+    expect_same_bits(memory, {.T = 8192, .E = 330, .d = 1096, .weight = weight}, {1, 700, 5000});
 }
 
 TEST(CudaRouterLogits, RefuseFloat32Tokens) {

@@ -149,10 +149,13 @@ void launch_kept_tokens(const LogitsCall& call) {
                                             Tuning{.pdl = true});
 }
 
-// Whether two tiles a CTA take as many rounds of the SMs as one tile a CTA.
+// Whether two tiles a CTA take no more rounds of the clusters than one tile a CTA.
 bool keeps_tokens(const LogitsCall& call) {
-  const int64_t rows = blocks_of(call.output.T, kWide.block_m), sms = current_device().sms;
-  const auto rounds = [&](int64_t across) { return blocks_of(rows * across, sms); };
+  using Order = ChunkTiles<kWidePair.block_m, kWidePair.cluster>;
+  const int64_t clusters = std::max(current_device().sms / kWidePair.cluster, 1);
+  const auto rounds = [&](int64_t across) {
+    return blocks_of(Order::tiles(call.output.T, across), clusters);
+  };
   return call.cut.tile == kWide && call.cut.n_blocks > 1 &&
          2 * rounds(blocks_of(call.cut.n_blocks, 2)) <= rounds(call.cut.n_blocks);
 }

@@ -91,7 +91,7 @@ concept ThreadLoader = LoaderBase<L> && L::kTmaBytes == 0 &&
 template <class L>
 concept Loader = TmaLoader<L> || ThreadLoader<L>;
 
-// A stage of the ring: A, then B. Further operands (scales) would follow B.
+// A stage of the ring: A, then B.
 template <Loader LoadA, Loader LoadB>
 struct Stage {
   using A = typename LoadA::Operand;
