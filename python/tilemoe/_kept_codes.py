@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._private import fsdp_gathers
 from .distributed.dtensor import is_dtensor
@@ -32,7 +33,7 @@ _NO_VALUES = (
 class _Kept(NamedTuple):
     weight: Fp8Weight  # without master
     of: weakref.ref[Tensor]  # the parameter
-    version: tuple[int, ...]
+    version: tuple[Any, ...]
 
 
 class KeptCodes:
@@ -92,8 +93,8 @@ class KeptCodes:
 
     def make(self, module: nn.Module, name: str, transposed: bool) -> Fp8Weight:
         """Make the codes of a parameter, in the memory of its earlier codes if they fit."""
-        _count_steps()
         parameter = getattr(module, name)
+        _count_steps_of(parameter)
         local, kept = local_of(parameter).detach(), self.kept.get(name)
         if isinstance(local, Fp8Shard):
             local = local.values()
@@ -131,25 +132,32 @@ def local_of(parameter: Any) -> Any:
     return parameter._local_tensor if is_dtensor(parameter) else parameter
 
 
-def version_of(parameter: Any) -> tuple[int, ...]:
-    """Return numbers that change when the values of a parameter are written in place.
+def version_of(parameter: Any) -> tuple[Any, ...]:
+    """Return what changes when the values of a parameter are written in place.
 
     A DTensor may be written as such or by its local tensor; each has a version counter. Fused
-    optimizers, and foreach operations on DTensors, change neither, so optimizer steps count.
+    optimizers, and foreach operations on DTensors, change neither, so steps of the parameter's
+    optimizer count. A parameter that was made in inference mode has no counter: it always differs.
     """
     local = local_of(parameter)
-    writes = local.writes[0] if isinstance(local, Fp8Shard) else _steps[0]
+    if local.is_inference():
+        return (object(),)
+    writes = local.writes[0] if isinstance(local, Fp8Shard) else _steps.get(parameter, 0)
     return parameter._version, local._version, local.data_ptr(), writes
 
 
-_steps = [-1]  # steps of all optimizers of the process since the first codes; -1: no codes
+_steps: Any = WeakTensorKeyDictionary()  # of parameters with codes, by the parameter
+_hooks: list[Any] = []
 
 
-def _count_steps() -> None:
-    if _steps[0] < 0:
-        _steps[0] = 0
-        register_optimizer_step_post_hook(_stepped)
+def _count_steps_of(parameter: Tensor) -> None:
+    _steps.setdefault(parameter, 0)
+    if not _hooks:
+        _hooks.append(register_optimizer_step_post_hook(_stepped))
 
 
-def _stepped(*_: Any) -> None:
-    _steps[0] += 1
+def _stepped(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter in _steps:
+                _steps[parameter] += 1

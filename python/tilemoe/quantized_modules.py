@@ -62,7 +62,8 @@ class QuantizedWeight(nn.Module):
     def transpose_(self) -> None:
         """Make the transposed codes, unless they exist."""
         if self.transposed_codes is None:
-            made = transposed_of(self.value())
+            with torch.inference_mode(False):  # training reads them, too
+                made = transposed_of(self.value())
             self.transposed_codes, self.transposed_scales = _as_bytes(made.codes), made.scales
 
     def of_fp8(self) -> Fp8Weight:

@@ -154,6 +154,44 @@ def test_training_after_inference(without_gradients):
     equal(gradients(made, x), gradients(other, x))
 
 
+def test_steps_of_another_optimizer_change_no_codes():
+    made, x = module(), tokens()
+    other = torch.nn.Linear(4, 4, device=DEVICE)
+    with Calls() as calls:
+        O = made(x)
+        other(torch.ones(2, 4, device=DEVICE)).sum().backward()
+        torch.optim.AdamW(other.parameters()).step()
+        (O + made(x)).float().square().sum().backward()
+    assert quantized(calls) == 2
+
+
+def test_parameters_of_inference_mode():
+    with torch.inference_mode():
+        made, x = module(), tokens().detach()
+        O = made(x)
+        made.experts.down_proj.mul_(2)
+        assert not torch.equal(made(x), O)
+
+
+def test_frozen_codes_transposed_in_inference_mode():
+    made, x = module(recipe="bf16"), tokens()
+    tilemoe.quantize_(made, "fp8")
+    made.recipe = "fp8"
+    with torch.inference_mode():
+        tilemoe.quantize_weights(made)
+    made(x).float().square().sum().backward()
+    assert x.grad.norm() > 0
+
+
+def test_pickled_modules_have_trained_parameters():
+    made, x = tilemoe.gather_in_fp8_(module()), tokens()
+    made.experts.gate_up_proj.requires_grad_(False)
+    other = pickle.loads(pickle.dumps(made))
+    found = {name: p.requires_grad for name, p in made.named_parameters()}
+    assert found == {name: p.requires_grad for name, p in other.named_parameters()}
+    equal(gradients(other, x), gradients(made, x))
+
+
 def test_copies_have_no_codes():
     made, x = module(), tokens()
     want = made(x)

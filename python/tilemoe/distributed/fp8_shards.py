@@ -75,7 +75,10 @@ class Fp8Shard(torch.Tensor):
             return torch.Tensor._make_subclass(torch.Tensor, self, False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.values().__reduce_ex__(protocol)  # a checkpoint has plain tensors
+        values = self.values()  # a checkpoint has plain tensors, a pickled module plain parameters
+        if isinstance(self, nn.Parameter):
+            values = nn.Parameter(values, self.requires_grad)
+        return values.__reduce_ex__(protocol)
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: nn.Module, mp_policy: Any
