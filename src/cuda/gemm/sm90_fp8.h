@@ -93,6 +93,38 @@ class ScaledRows {
   bool has_row_;
 };
 
+// The scales of a lane's two rows of A in memory, `row` and row + 8 of the tile, read one k block
+// ahead.
+class ScalesAhead {
+ public:
+  // (rows, stride), the last row and the last k block.
+  __device__ ScalesAhead(const float* scales, int32_t stride, int32_t last_row, int32_t last_block,
+                         const Tile& tile, int32_t row)
+      : last_block_(last_block) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int32_t own = min(tile.row_begin + row + 8 * i, last_row);
+      of_row_[i] = scales + int64_t{own} * stride;
+      next_[i] = __ldg(of_row_[i]);
+    }
+  }
+  // place(k block) of a row's scale, after its first one.
+  template <class Place>
+  __device__ void read(int32_t k_block, const Place& place, float (&scale)[2]) {
+    const auto at = place(min(k_block + 1, last_block_));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      scale[i] = next_[i];
+      next_[i] = __ldg(of_row_[i] + at);
+    }
+  }
+
+ private:
+  const float* of_row_[2];
+  float next_[2];
+  int32_t last_block_;
+};
+
 // Operand A, in order: codes of the tile's own rows by TMA. Consumers read the scales from memory,
 // one k block ahead.
 template <class Shape>
@@ -133,27 +165,15 @@ class ScaledRowsInOrder {
   class Scales {
    public:
     __device__ Scales(const Params& params, const Tile& tile, uint32_t /*shared*/, int32_t row)
-        : last_block_(params.scale_stride - 1) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int32_t own = min(tile.row_begin + row + 8 * i, params.last_row);
-        of_row_[i] = params.scales + int64_t{own} * params.scale_stride;
-        next_[i] = __ldg(of_row_[i]);
-      }
-    }
+        : ahead_(params.scales, params.scale_stride, params.last_row, params.scale_stride - 1, tile,
+                 row) {}
     __device__ void read(uint32_t /*stage*/, int32_t k_block, float (&scale)[2]) {
-      const int32_t next = min(k_block + 1, last_block_);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        scale[i] = next_[i];
-        next_[i] = __ldg(of_row_[i] + next);
-      }
+      ahead_.read(
+          k_block, [](int32_t next) { return next; }, scale);
     }
 
    private:
-    const float* of_row_[2];
-    float next_[2];
-    int32_t last_block_;
+    ScalesAhead ahead_;
   };
 
  private:
@@ -214,7 +234,7 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
                            .data = static_cast<const char*>(from.codes) + rows.first[p] * columns,
                            .size = {columns / 2, rows.count, experts.E},
                            .stride = {columns / 2, rows.R * columns / 2},
-                           .box = {kBoxColumns, Base::kBoxRows, 1}});
+                           .box = {Base::kBlockColumns, Base::kBoxRows, 1}});
       params.scales[p] =
           static_cast<const float*>(from.scales) + rows.first[p] / kFp8Tile * k_blocks;
     }
@@ -224,25 +244,7 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
     return params;
   }
 
-  __device__ ScaledWeights(const Params& params, int32_t thread)
-      : Base(params, thread), params_(params) {}
-
-  __device__ void begin(const Tile& tile) {
-    expert_ = ptx::uniform(tile.expert);
-    first_row_ = ptx::uniform(tile.n_block) * (Shape::BLOCK_N / kParts);
-    shared_by_cluster_ = tile.multicast_b;
-  }
-  __device__ void load(uint32_t shared, uint32_t full, int32_t k_block) const {
-    load_boxes<Base::kBoxes, Shape::kCluster>(*this, shared_by_cluster_, shared, full, k_block);
-  }
-  template <class Copy>
-  __device__ void load_box(Copy copy, int32_t number, uint32_t shared, uint32_t full,
-                           int32_t k_block) const {
-    Base::Box::load(copy, shared + number * Base::Box::Operand::kBytes,
-                    &params_.part[kParts == 2 ? number : 0], full,
-                    first_row_ + (kParts == 2 ? 0 : number * Base::kBoxRows), k_block * kBoxColumns,
-                    expert_);
-  }
+  __device__ ScaledWeights(const Params& params, int32_t thread) : Base(params, thread) {}
 
   // The scales of a tile's two blocks.
   class Scales {
@@ -271,13 +273,6 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
     int32_t last_;
     bool has_second_;
   };
-
- private:
-  static constexpr int kBoxColumns = Shape::BLOCK_K / 2;
-
-  const Params& params_;
-  int32_t expert_, first_row_;
-  bool shared_by_cluster_;
 };
 
 }  // namespace tilemoe::cuda::load

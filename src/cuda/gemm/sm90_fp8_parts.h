@@ -15,7 +15,7 @@
 
 namespace tilemoe::cuda::load {
 
-// Operand A: codes of dH by TMA. Consumers read the scales as ScaledRowsInOrder's do.
+// Operand A: codes of dH by TMA. Consumers read the scales from memory, as ScaledRowsInOrder's do.
 template <class Shape>
 class ScaledPartRows : public DensePartRows<Shape> {
  public:
@@ -51,28 +51,21 @@ class ScaledPartRows : public DensePartRows<Shape> {
   class Scales {
    public:
     __device__ Scales(const Params& params, const Tile& tile, uint32_t /*shared*/, int32_t row)
-        : params_(params) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int32_t own = min(tile.row_begin + row + 8 * i, params.last_row);
-        of_row_[i] = params.scales + int64_t{own} * params.blocks_a_part;
-        next_[i] = __ldg(of_row_[i]);
-      }
-    }
+        : params_(params),
+          ahead_(params.scales, params.blocks_a_part, params.last_row, params.last_block, tile,
+                 row) {}
     __device__ void read(uint32_t /*stage*/, int32_t k_block, float (&scale)[2]) {
-      const int32_t next = min(k_block + 1, params_.last_block);
-      const int64_t at = next + (next >= params_.blocks_a_part ? params_.up_scales : 0);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        scale[i] = next_[i];
-        next_[i] = __ldg(of_row_[i] + at);
-      }
+      ahead_.read(
+          k_block,
+          [&](int32_t next) -> int64_t {
+            return next + (next >= params_.blocks_a_part ? params_.up_scales : 0);
+          },
+          scale);
     }
 
    private:
     const Params& params_;
-    const float* of_row_[2];
-    float next_[2];
+    ScalesAhead ahead_;
   };
 };
 

@@ -129,6 +129,7 @@ class Weights {
                                                      : Shape::BLOCK_N / 64;
   static_assert(kHasHalves || kParts == 1);
   static constexpr int kBoxRows = Shape::BLOCK_N / kBoxes;
+  static constexpr int kBlockColumns = Operand::kRowBytes / 2;  // of 16 bits, in a k block
   using Box = WeightBox<kMajor, kBoxRows>;
 
   struct Params {
@@ -161,7 +162,7 @@ class Weights {
     const CUtensorMap* map = &params_.part[kParts == 2 ? number : 0];
     const int32_t first_row = first_row_ + (kParts == 2 ? 0 : number * kBoxRows);
     Box::load(copy, shared + number * Box::Operand::kBytes, map, full, first_row,
-              k_block * Shape::BLOCK_K, expert_);
+              k_block * kBlockColumns, expert_);
   }
 
  private:
