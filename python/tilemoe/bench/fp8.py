@@ -8,15 +8,11 @@ rounds, ratios those of the rounds' ratios. The program prints one JSON line per
 lines to --json in the format of records.py.
 """
 
-import argparse
-import dataclasses
-import json
-import pathlib
 import sys
 
 import torch
 
-from . import kernels, machine, records
+from . import kernels, machine, program, records
 from .layers import LAYERS
 from .measure import CudaClock
 
@@ -118,36 +114,35 @@ def compare(layer, rounds):
     return samples
 
 
+def measure(names, rounds):
+    """Yield the measurement of each layer.
+
+    Args:
+        names: Layers.
+        rounds: Interleaved rounds.
+    """
+    of_machine = machine.describe("cuda", ["tilemoe", "torch"])
+    for name in names:
+        layer = LAYERS["cuda"][name]
+        values = values_of(layer, compare(layer, rounds))
+        yield records.Measurement(name=f"fp8-kernels/{name}", values=values, **of_machine)
+        torch.cuda.empty_cache()
+
+
 def main(argv=None):
     """Run the command line.
 
     Args:
         argv: Arguments of the command.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m tilemoe.bench.fp8", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
     names = list(LAYERS["cuda"])
-    parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"Layers: {', '.join(names)}")
-    parser.add_argument("--rounds", type=int, default=15, help="default: 15")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="Write a results file")
-    args = parser.parse_args(argv)
-    if unknown := [name for name in args.layers if name not in names]:
-        parser.error(f"layer must be one of {', '.join(names)}, got {unknown[0]}")
+    args = program.arguments_of(
+        program.parser_of("fp8", __doc__, 15, names, device=False), argv, names
+    )
     if not torch.cuda.is_available():
         print("tilemoe: error: torch finds no GPU", file=sys.stderr)
         return 1
-    of_machine, measurements = machine.describe("cuda", ["tilemoe", "torch"]), []
-    for name in args.layers or DEFAULT:
-        layer = LAYERS["cuda"][name]
-        values = values_of(layer, compare(layer, args.rounds))
-        one = records.Measurement(name=f"fp8-kernels/{name}", values=values, **of_machine)
-        measurements.append(one)
-        print(json.dumps(dataclasses.asdict(one)), flush=True)
-        if args.json:  # after each layer, for an interrupted run
-            records.write(args.json, measurements)
-        torch.cuda.empty_cache()
+    program.report(measure(args.layers or DEFAULT, args.rounds), args.json)
     return 0
 
 

@@ -9,16 +9,14 @@ after another; numbers are quartiles over the rounds. One JSON line per layer an
 --json in the format of records.py.
 """
 
-import argparse
 import contextlib
 import gc
-import pathlib
 import sys
 import time
 
 import torch
 
-from tilemoe.bench import machine, records
+from tilemoe.bench import machine, program, records
 from tilemoe.bench.measure import make_clock
 
 # T, d, n, E, K
@@ -326,24 +324,12 @@ def main(argv=None):
     Args:
         argv: Arguments of the command.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m tilemoe.bench.host", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], help="Device; default: cuda if torch finds a GPU"
-    )
+    parser = program.parser_of("host", __doc__, 24, of_rounds="Rounds on the GPU; ")
     parser.add_argument("--warm", type=int, default=500, help="Warm calls; default: 500")
     parser.add_argument("--cold", type=int, default=60, help="Cold calls; default: 60")
-    parser.add_argument("--rounds", type=int, default=24, help="Rounds on the GPU; default: 24")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="Write a results file")
-    args = parser.parse_args(argv)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    begin, measurements = time.perf_counter(), []
-    for one in measure(device, args):
-        measurements.append(one)
-        if args.json:  # after each layer, for an interrupted run
-            records.write(args.json, measurements)
+    args = program.arguments_of(parser, argv)
+    begin = time.perf_counter()
+    program.report(measure(args.device, args), args.json, prints=False)
     print(f"\n{time.perf_counter() - begin:.0f} s")
     return 0
 

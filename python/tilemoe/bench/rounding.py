@@ -7,15 +7,13 @@ sums of its kernels' times, kernels_forward_ms and kernels_backward_ms; rows, th
 computed; and dropped and added, the pairs that the rounding removed and added.
 """
 
-import argparse
 import dataclasses
-import json
-import pathlib
+import itertools
 import sys
 
 import torch
 
-from . import machine, records
+from . import machine, program, records
 from .measure import Measured, make_clock
 from .peers import TileMoE
 from .problem import CASES, Problem
@@ -70,29 +68,15 @@ def main(argv=None):
     Args:
         argv: Arguments of the command.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m tilemoe.bench.rounding", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"Layers: {', '.join(CASES)}")
+    parser = program.parser_of("rounding", __doc__, 15, list(CASES))
     parser.add_argument("--rules", nargs="+", choices=RULES, default=["top-k", "nearest"])
     parser.add_argument("--tokens", type=int, metavar="T", help="default: the layer's")
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], help="Device; default: cuda if torch finds a GPU"
+    args = program.arguments_of(parser, argv, list(CASES))
+    of_layers = (
+        measure(name, args.rules, args.tokens, args.device, args.rounds)
+        for name in args.layers or DEFAULT
     )
-    parser.add_argument("--rounds", type=int, default=15, help="default: 15")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="Write a results file")
-    args = parser.parse_args(argv)
-    if unknown := [name for name in args.layers if name not in CASES]:
-        parser.error(f"layer must be one of {', '.join(CASES)}, got {unknown[0]}")
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    measurements = []
-    for name in args.layers or DEFAULT:
-        for one in measure(name, args.rules, args.tokens, device, args.rounds):
-            measurements.append(one)
-            print(json.dumps(dataclasses.asdict(one)), flush=True)
-        if args.json:  # after each layer, for an interrupted run
-            records.write(args.json, measurements)
+    program.report(itertools.chain.from_iterable(of_layers), args.json)
     return 0
 
 

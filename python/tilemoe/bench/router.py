@@ -7,15 +7,11 @@ divided by the second. Logits of x's dtype are compared with torch.nn.functional
 logits with torch.mm(out_dtype=torch.float32), on a CPU with a linear layer in float32.
 """
 
-import argparse
-import dataclasses
-import json
-import pathlib
 import sys
 
 import torch
 
-from . import machine, records
+from . import machine, program, records
 from .layers import LAYERS
 from .measure import make_clock
 
@@ -85,29 +81,14 @@ def main(argv=None):
     Args:
         argv: Arguments of the command.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m tilemoe.bench.router", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
     names = [*LAYERS["cuda"], *LAYERS["cpu"]]
-    parser.add_argument("layers", nargs="*", metavar="LAYER", help=f"Layers: {', '.join(names)}")
+    parser = program.parser_of("router", __doc__, 30, names)
     parser.add_argument("--tokens", nargs="+", type=int, metavar="T",
         help="Token counts; default: the layer's, and 1, 64, 512")  # fmt: skip
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], help="Device; default: cuda if torch finds a GPU"
+    args = program.arguments_of(parser, argv, names)
+    program.report(
+        measure(args.layers or DEFAULT, args.tokens, args.device, args.rounds), args.json
     )
-    parser.add_argument("--rounds", type=int, default=30, help="default: 30")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="Write a results file")
-    args = parser.parse_args(argv)
-    if unknown := [name for name in args.layers if name not in names]:
-        parser.error(f"layer must be one of {', '.join(names)}, got {unknown[0]}")
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    measurements = []
-    for one in measure(args.layers or DEFAULT, args.tokens, device, args.rounds):
-        measurements.append(one)
-        print(json.dumps(dataclasses.asdict(one)), flush=True)
-        if args.json:  # after each layer, for an interrupted run
-            records.write(args.json, measurements)
     return 0
 
 
