@@ -151,6 +151,12 @@ inline void expect_fp8(verify::Memory& memory, const Fp8Case& of) {
   expect_fp8(memory, of, values);
 }
 
+// The codes of a weight in both layouts.
+inline void expect_both_layouts(verify::Memory& memory, Fp8Case of) {
+  of.block_rows = 128, of.transposed = true;
+  expect_fp8(memory, of);
+}
+
 // Blocks of zeros alone, of subnormal numbers alone, of NaN alone.
 inline void expect_special_fp8(verify::Memory& memory, DType dtype, bool float_scales) {
   for (const float all : {0.f, -0.f, 1e-40f, 6e-8f, NAN, INFINITY, -65504.f, 3e38f})

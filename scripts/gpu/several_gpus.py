@@ -11,7 +11,7 @@ unusable.
 import json
 import re
 
-from stages import ROOT, TESTS, pretrain_losses, records, scenario_results
+from stages import ROOT, TESTS, pretrain_losses, records, scenario_results, shared_gpu_results
 
 WITHOUT_MULTICAST = ["env", "NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1",
                      "NVSHMEM_DISABLE_NVLS=1"]
@@ -65,7 +65,7 @@ def ranks(machine, folder):
     training = [ROOT / "scripts" / "gpu" / "pretrain_two_gpus.py", "--json", losses, "--work",
                 folder / "pretrain", "--only", "shared experts"]
     return [
-        item_of(machine, "pull", alone, 105, lambda output: exchanged(output, pulled / "0.log"),
+        item_of(machine, "pull", alone, 105, lambda output: shared_gpu_results(output, pulled / "0.log"),
                 gpus=world),
         item_of(machine, "expert-parallel", worker, 200, scenario_results, gpus=world),
         item_of(machine, "adapters", [*worker, "--only", "low_rank_adapters"], 60,
@@ -74,19 +74,6 @@ def ranks(machine, folder):
         item_of(machine, "pretrain-shared-experts", training, 150,
                 lambda _: pretrain_losses(losses)),
     ]
-
-
-def exchanged(output, log):
-    """Return the results of expert_parallel_one_gpu.py, and its first rank's count of exchanges.
-
-    Raises:
-        ValueError: no row was exchanged through symmetric memory.
-    """
-    results = scenario_results(output)
-    if results.get("exchanges_were_through_symmetric_memory") != "passed":
-        raise ValueError("no row was exchanged through symmetric memory")
-    seen = re.findall(r"^(?:a barrier: .*|\d+ exchanges)$", log.read_text(), re.MULTILINE)
-    return results | {"seen": "; ".join(seen)}
 
 
 def parallel(machine, folder):

@@ -21,18 +21,12 @@ TEST(CudaQuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
 
 TEST(CudaQuantizeFp8, HasBothLayouts) {
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16})
-    for (const auto& [E, R, C, part_rows] : {std::array<int64_t, 4>{1, 8, 8, 0},
-                                             {2, 1000, 2880, 0},
-                                             {5, 720, 264, 360},
-                                             {2, 280, 136, 140}})
-      expect_fp8(verify::cuda_memory(), {.E = E,
-                                         .R = R,
-                                         .C = C,
-                                         .block_rows = 128,
-                                         .part_rows = part_rows,
-                                         .dtype = dtype,
-                                         .padded = true,
-                                         .transposed = true});
+    for (Fp8Case of : {Fp8Case{.E = 1, .R = 8, .C = 8}, Fp8Case{.E = 2, .R = 1000, .C = 2880},
+                       Fp8Case{.E = 5, .R = 720, .C = 264, .part_rows = 360},
+                       Fp8Case{.E = 2, .R = 280, .C = 136, .part_rows = 140}}) {
+      of.dtype = dtype, of.padded = true;
+      expect_both_layouts(verify::cuda_memory(), of);
+    }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 """Common code of the tests: refusals, equal bits, the operators that run, programs of their own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import sys
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+import launcher
 
 
 def refused(kind, sentence, call, *args, **named):
@@ -69,6 +72,13 @@ def start(*command, path=(), timeout=300, cwd=None, **environment):
         [str(word) for word in command], capture_output=True, text=True, timeout=timeout, cwd=cwd,
         env=os.environ | places | environment,
     )  # fmt: skip
+
+
+def found_by_ranks(worker, processes=2):
+    """The JSON in the last line of a program of several processes."""
+    done = start(*launcher.python(processes), worker, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def python(*words, **options):

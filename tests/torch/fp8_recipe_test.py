@@ -6,12 +6,12 @@ import torch
 
 import tilemoe
 from checks import compiled, same_bits
+from fp8_emulation import amax_of_blocks, evaluate
 from random_layers import normal, results
 from target import DEVICE
 from tilemoe.options import ACTIVATIONS, GATED
 
 T, d, n, E, K = 61, 208, 256, 6, 2  # blocks of x are ragged; split gates have ragged blocks of A
-ACTIVATIONS_HERE = {"swiglu": torch.nn.functional.silu, "reglu": torch.relu}
 
 
 def layer(dtype=torch.bfloat16, n=n, gate_layout="concatenated", bias=True):
@@ -34,44 +34,18 @@ def layer(dtype=torch.bfloat16, n=n, gate_layout="concatenated", bias=True):
     return made
 
 
-def blocks(values, rows=1):
-    """The block of each value: amax, of values' shape."""
-    amax = torch.zeros_like(values)
-    for r in range(0, values.shape[-2], rows):
-        for c in range(0, values.shape[-1], 128):
-            block = values[..., r : r + rows, c : c + 128]
-            amax[..., r : r + rows, c : c + 128] = block.abs().amax((-2, -1), keepdim=True)
-    return amax
-
-
-def rounded(values):
-    """Float64 values as codes of 1x128 blocks with powers of two represent them."""
-    amax = torch.stack([blocks(row[None])[0] for row in values])
-    factor = torch.where(amax > 0, torch.exp2(torch.floor(torch.log2(torch.full_like(amax, 448) / amax))), 1.0)
-    return (values * factor).to(torch.float8_e4m3fn).double() / factor
-
-
 def in_float64(made, activation, rounds):
-    """O and the same rounded where the recipe rounds, from float64 values of the weights."""
-    dtype = made["x"].dtype
-    stored = (lambda t: t.to(dtype).double()) if rounds else (lambda t: t)
-    codes = rounded if rounds else (lambda t: t)
+    """O, or the same rounded where the recipe rounds, from float64 values of the weights."""
     W = {name: made[name].dequantize(torch.float32).double() for name in ("W1", "W1_up", "W2")
          if name in made}  # fmt: skip
     W1 = torch.cat([W["W1"], W["W1_up"]], 1) if "W1_up" in W else W["W1"]
     b1 = torch.cat([made["b1"], made["b1_up"]], 1) if "b1_up" in made else made["b1"]
     x, b1, b2 = (t.detach().double() for t in (made["x"], b1, made["b2"]))
     scores, ids = made["logits_or_scores"].detach().topk(K)
-    scores = scores.softmax(-1).double()
-    O = torch.zeros_like(x)
-    for e in range(E):
-        token, place = (ids == e).nonzero(as_tuple=True)
-        H = codes(x[token]) @ W1[e].T + b1[e]
-        gate, up = H.chunk(2, -1)
-        A = codes(ACTIVATIONS_HERE[activation](gate) * up)
-        Y = stored(A @ W["W2"][e].T + b2[e])
-        O.index_add_(0, token, scores[token, place, None] * Y)
-    return stored(O)
+    token = torch.arange(T, device=DEVICE).repeat_interleave(K)
+    chosen = token, ids.flatten(), scores.softmax(-1).double().flatten()
+    weights = W1, b1, W["W2"], b2
+    return evaluate(x, chosen, weights, torch.zeros_like(x), activation, made["x"].dtype, rounds)["O"]
 
 
 def error(O, exact):
@@ -79,7 +53,7 @@ def error(O, exact):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("activation", ACTIVATIONS_HERE)
+@pytest.mark.parametrize("activation", ["swiglu", "reglu"])
 @pytest.mark.parametrize("kind", [{}, dict(gate_layout="split", n=336)], ids=["", "split"])
 def test_errors_are_those_of_the_rounding(dtype, activation, kind):
     made = layer(dtype, **kind)
@@ -167,7 +141,7 @@ def test_quantize_fp8(shape, power_of_two, rows):
     codes, scales = tilemoe.quantize_fp8(x, rows, power_of_two)
     assert codes.shape == shape and codes.dtype == torch.float8_e4m3fn
     assert scales.shape == (*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // 128))
-    amax = blocks(x.float(), rows)
+    amax = amax_of_blocks(x.float(), rows)
     factor = torch.full_like(amax, 448) / amax  # 448 / amax rounds twice
     if power_of_two:
         factor = torch.exp2(torch.floor(torch.log2(factor)))

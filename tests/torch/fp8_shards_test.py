@@ -1,12 +1,10 @@
 """recipe="fp8" under FSDP-2 and with experts on several ranks, in two processes."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-import launcher
-from checks import start
+from checks import found_by_ranks
 from fp8_shards_worker import CASES
 
 WORKER = Path(__file__).parent / "fp8_shards_worker.py"
@@ -14,9 +12,7 @@ WORKER = Path(__file__).parent / "fp8_shards_worker.py"
 
 @pytest.fixture(scope="module")
 def found():
-    done = start(*launcher.python(2), WORKER, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return found_by_ranks(WORKER)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilemoe
 import tilemoe.expert_parallel
+from processes import expect
 from tilemoe.distributed.fp8_shards import Fp8Gathered, Fp8Shard
 
 d, n, E, K, T = 208, 128, 6, 2, 40
@@ -219,29 +220,20 @@ def adapted_frozen():
         assert a.grad is None or torch.equal(a.grad, b.grad.full_tensor())
 
 
-def refused(kind, message, call):
-    try:
-        call()
-    except kind as error:
-        assert message in str(error), error
-    else:
-        raise AssertionError(f"no {kind.__name__}: {message}")
-
-
 def refusals():
     use = lambda made: made(batch(0))  # noqa: E731
     unprepared = sharded(model(), prepared=False)
-    refused(RuntimeError, "requires tilemoe.gather_in_fp8_(model) before", lambda: use(unprepared))
-    refused(ValueError, "must be called before fully_shard", lambda: tilemoe.gather_in_fp8_(unprepared))
+    expect("requires tilemoe.gather_in_fp8_(model) before", lambda: use(unprepared), RuntimeError)
+    expect("must be called before fully_shard", lambda: tilemoe.gather_in_fp8_(unprepared), ValueError)
     odd = tilemoe.gather_in_fp8_(tilemoe.MoE(d, n, 5, K, dtype=torch.bfloat16, recipe="fp8"))
     fully_shard(odd, mesh=MESH)
-    refused(NotImplementedError, "requires a number of experts that is a multiple", lambda: use(odd))
+    expect("requires a number of experts that is a multiple", lambda: use(odd), NotImplementedError)
     traced = sharded(model())
     for layer in traced.layers:
         layer.forward = torch.compile(layer.forward, fullgraph=True, backend="aot_eager")
-    refused(Exception, "torch.compile does not support FP8 codes", lambda: use(traced))
+    expect("torch.compile does not support FP8 codes", lambda: use(traced), Exception)
     plain = sharded(model(recipe="bf16"))
-    refused(RuntimeError, "gathered as FP8 codes", lambda: use(plain))
+    expect("gathered as FP8 codes", lambda: use(plain), RuntimeError)
 
 
 def forward_alone():

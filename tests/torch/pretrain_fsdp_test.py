@@ -1,13 +1,11 @@
 """examples/pretrain's gradients under FSDP-2 in two processes are those of the whole model, and no
 module returns what FSDP warns of."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-import launcher
-from checks import start
+from checks import found_by_ranks
 from pretrain_fsdp_worker import CASES
 
 WORKER = Path(__file__).parent / "pretrain_fsdp_worker.py"
@@ -15,9 +13,7 @@ WORKER = Path(__file__).parent / "pretrain_fsdp_worker.py"
 
 @pytest.fixture(scope="module")
 def found():
-    done = start(*launcher.python(2), WORKER, OMP_NUM_THREADS="1")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return found_by_ranks(WORKER)
 
 
 @pytest.mark.parametrize("case", CASES)

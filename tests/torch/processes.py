@@ -23,13 +23,13 @@ TIMEOUT_S = 60  # timeout of a collective
 ENDS = "the process should have ended alone, saying: "
 
 
-def expect(message, call):
+def expect(message, call, kind=ValueError):
     try:
         call()
-    except ValueError as error:
+    except kind as error:
         assert message in str(error), error
     else:
-        raise AssertionError(f"no ValueError: {message}")
+        raise AssertionError(f"no {kind.__name__}: {message}")
 
 
 def on(device):
