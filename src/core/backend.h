@@ -73,8 +73,6 @@ struct PlanRequest {
   const tilemoe_weights& weights;
   // Columns of a block of Y, of dX~, and of dX~ if dH lies over H.
   int64_t Y_columns, dX_columns, dX_columns_over_H;
-  bool fp8 = false;           // forward has the fp8 recipe
-  bool fp8_backward = false;  // backward has it
 };
 
 // What decides whether forward reads quantised weights as their codes: the weights have the shapes

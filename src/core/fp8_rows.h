@@ -1,4 +1,5 @@
-// Rows of matrices as e4m3 codes with scales, and the step that makes them.
+// The fp8 recipes: which passes multiply codes, rows as e4m3 codes with scales, and the step that
+// makes them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,14 @@
 #include "tilemoe/tilemoe.h"
 
 namespace tilemoe {
+
+// Whether the GEMMs of forward, or those of backward, multiply codes.
+inline bool is_fp8(const tilemoe_experts& experts) {
+  return experts.recipe != TILEMOE_RECIPE_BF16;
+}
+inline bool is_fp8_backward(const tilemoe_experts& experts) {
+  return experts.recipe == TILEMOE_RECIPE_FP8;
+}
 
 // Rows as e4m3 codes with a scale per 128 columns (core/fp8.h), contiguous. Absent without codes. Of
 // several parts, gate and up: first all rows of one, then all rows of the other.

@@ -115,7 +115,7 @@ void check_supported(const tilemoe_experts& experts) {
 }
 
 KernelPlan plan(const PlanRequest& request) {
-  if (request.fp8) {
+  if (tilemoe::is_fp8(request.experts)) {
     const DeviceInfo& device = current_device();
     TILEMOE_CHECK_SUPPORTED(arch_of(device) == ArchName::kSm90,
                             "the fp8 recipe needs the arch sm90, for its FP8 wgmma; this GPU of "

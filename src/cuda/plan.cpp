@@ -224,7 +224,8 @@ struct PlanKey {
   tilemoe_activation activation;
   tilemoe_gate_layout gate_layout;
   Major W1, W2;
-  bool plain_swiglu, gathers, fp8, fp8_backward;
+  tilemoe_recipe recipe;
+  bool plain_swiglu, gathers;
   bool operator==(const PlanKey&) const = default;
 
   size_t hash() const {
@@ -255,10 +256,9 @@ PlanKey key_of(const PlanRequest& request, const DeviceInfo& device) {
           .gate_layout = experts.gate_layout,
           .W1 = major_of(request.weights.W1),
           .W2 = major_of(request.weights.W2),
+          .recipe = experts.recipe,
           .plain_swiglu = is_plain_swiglu(experts),
-          .gathers = request.rows.token != nullptr,
-          .fp8 = request.fp8,
-          .fp8_backward = request.fp8_backward};
+          .gathers = request.rows.token != nullptr};
 }
 
 // The kernels of steps of the request's sizes and layouts.
@@ -281,31 +281,31 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
     return adapter;
   };
   static uint8_t any_code;
-  const auto codes_if = [](bool fp8) { return Fp8Rows{.codes = fp8 ? &any_code : nullptr}; };
+  uint8_t* const forward_codes = tilemoe::is_fp8(request.experts) ? &any_code : nullptr;
+  uint8_t* const backward_codes = is_fp8_backward(request.experts) ? &any_code : nullptr;
   const auto planned = [](const auto& step) {
     return ProjectionPlan{choose(step), size_of(step).columns};
   };
 
   auto up = step_of(UpProjection{});
   up.weights = weights, up.A = adapter_of(request.experts.rank_2).rows;
-  up.adapter = adapter_of(request.experts.rank_1), up.A_codes = codes_if(request.fp8);
+  up.adapter = adapter_of(request.experts.rank_1), up.A_codes.codes = forward_codes;
   plan.up_projection = planned(up);
 
   auto down = step_of(DownProjection{});
   down.W2 = request.weights.W2, down.Y.shape[1] = request.Y_columns;
-  down.adapter = adapter_of(request.experts.rank_2), down.A_codes = codes_if(request.fp8);
+  down.adapter = adapter_of(request.experts.rank_2), down.A_codes.codes = forward_codes;
   plan.down_projection = planned(down);
 
   auto activation = step_of(ActivationGradient{});
   activation.W1 = weights.W1, activation.W2 = request.weights.W2;
-  activation.adapter = adapter_of(request.experts.rank_2);
-  activation.dO_codes = codes_if(request.fp8_backward);
+  activation.adapter = adapter_of(request.experts.rank_2),
+  activation.dO_codes.codes = backward_codes;
   plan.activation_gradient = planned(activation);
 
   auto input = step_of(InputGradient{});
   input.weights = weights, input.dH.shape[1] = plan.up_projection.columns;
-  input.adapter = adapter_of(request.experts.rank_1);
-  input.dH_codes = codes_if(request.fp8_backward);
+  input.adapter = adapter_of(request.experts.rank_1), input.dH_codes.codes = backward_codes;
   input.dX_rows.shape[1] = request.dX_columns, plan.input_gradient[0] = planned(input);
   input.dX_rows.shape[1] = request.dX_columns_over_H, plan.input_gradient[1] = planned(input);
   return plan;

@@ -95,12 +95,6 @@ void check_fits(const tilemoe_experts& experts, const tilemoe_routing_spec& spec
 bool split(const tilemoe_experts& experts) {
   return experts.gate_layout == TILEMOE_GATE_SPLIT;
 }
-bool is_fp8(const tilemoe_experts& experts) {
-  return experts.recipe != TILEMOE_RECIPE_BF16;
-}
-bool is_fp8_backward(const tilemoe_experts& experts) {
-  return experts.recipe == TILEMOE_RECIPE_FP8;
-}
 const char* recipe_name(const tilemoe_experts& experts) {
   if (!is_fp8(experts)) return "bf16";
   return is_fp8_backward(experts) ? "fp8" : "fp8_forward";

@@ -22,8 +22,6 @@ std::optional<tilemoe_part> read_part(const tilemoe_part* given, const tilemoe_r
 
 // Whether the up rows have tensors of their own (W1_up, b1_up).
 bool split(const tilemoe_experts& experts);
-bool is_fp8(const tilemoe_experts& experts);           // the recipe of the forward
-bool is_fp8_backward(const tilemoe_experts& experts);  // of the backward
 const char* recipe_name(const tilemoe_experts& experts);
 // Rows of W1 itself: 2n, or n if the up rows have a tensor of their own or the activation no gate.
 int64_t w1_rows(const tilemoe_experts& experts);

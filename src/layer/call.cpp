@@ -24,9 +24,7 @@ KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
                        .weights = weights,
                        .Y_columns = output_block_columns(experts),
                        .dX_columns = input_block_columns(experts, false),
-                       .dX_columns_over_H = input_block_columns(experts, true),
-                       .fp8 = is_fp8(experts),
-                       .fp8_backward = is_fp8_backward(experts)});
+                       .dX_columns_over_H = input_block_columns(experts, true)});
 }
 
 }  // namespace

@@ -40,15 +40,13 @@ struct Layer {
     experts.E = 4, experts.d = 128, experts.n = 64;
     for (tilemoe_tensor* W : {&weights.W1, &weights.W2}) W->stride[1] = 128, W->stride[2] = 1;
   }
-  KernelPlan plan(bool fp8 = false, bool fp8_backward = false) const {
+  KernelPlan plan() const {
     return cuda::plan_for({.experts = experts,
                            .rows = rows,
                            .weights = weights,
                            .Y_columns = experts.d,
                            .dX_columns = experts.d,
-                           .dX_columns_over_H = experts.d,
-                           .fp8 = fp8,
-                           .fp8_backward = fp8_backward});
+                           .dX_columns_over_H = experts.d});
   }
 };
 
@@ -131,22 +129,23 @@ TEST(Plan, HasTheKernelsOfAdapters) {
 // Forward and backward each have the kernels of their recipe.
 TEST(Plan, HasTheKernelsOfTheRecipe) {
   simulate("sm90");
-  const Layer layer;
+  Layer layer;
   const auto is_fp8 = [](const cuda::ProjectionPlan& planned) {
     const auto place = static_cast<size_t>(planned.kernel - cuda::instances::kIndex.tile.data());
     const cuda::instances::Row& row = cuda::instances::kRows[cuda::instances::kIndex.row[place]];
     return cuda::is_fp8(row.key.variant.recipe);
   };
-  for (const bool forward : {false, true})
-    for (const bool backward : {false, true}) {
-      const KernelPlan plan = layer.plan(forward, backward);
-      EXPECT_EQ(layer.plan(forward, backward), plan);
-      for (const auto& planned : {plan->up_projection, plan->down_projection})
-        EXPECT_EQ(is_fp8(planned), forward);
-      for (const auto& planned :
-           {plan->activation_gradient, plan->input_gradient[0], plan->input_gradient[1]})
-        EXPECT_EQ(is_fp8(planned), backward);
-    }
+  for (const tilemoe_recipe recipe :
+       {TILEMOE_RECIPE_BF16, TILEMOE_RECIPE_FP8, TILEMOE_RECIPE_FP8_FORWARD}) {
+    layer.experts.recipe = recipe;
+    const KernelPlan plan = layer.plan();
+    EXPECT_EQ(layer.plan(), plan);
+    for (const auto& planned : {plan->up_projection, plan->down_projection})
+      EXPECT_EQ(is_fp8(planned), recipe != TILEMOE_RECIPE_BF16);
+    for (const auto& planned :
+         {plan->activation_gradient, plan->input_gradient[0], plan->input_gradient[1]})
+      EXPECT_EQ(is_fp8(planned), recipe == TILEMOE_RECIPE_FP8);
+  }
 }
 
 // A query that describes a device has the sizes of that device.
