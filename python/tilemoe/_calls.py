@@ -176,9 +176,10 @@ def cast_router(
 def in_one_node(x: Tensor, router: LinearRouter, layer: Layer, rounds: bool) -> bool:
     """Return whether `moe_with_router` computes this call; otherwise logits, then `routed`.
 
-    Both have the same logits, choice and output. x and the router are on one device. The operator has no token rounding, whose routing
-    needs the logits before, no capacity, no adapters and quantised weights, which have operators of
-    their own, and no memory for gradients. It does not write dH over H in a compiled backward.
+    Both have the same logits, choice and output. x and the router are on one device. The operator
+    has no token rounding, whose routing needs the logits before, no capacity, no adapters and
+    quantised weights, which have operators of their own, and no memory for gradients. It does not
+    write dH over H in a compiled backward.
     """
     options, weight, bias = layer.options, router.weight, router.bias
     if layer.lora is not None or layer.weight_grad_out is not None or any_quantized(layer.weights):

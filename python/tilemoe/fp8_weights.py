@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from . import _library, ops
+from ._formats import FP8_BLOCK
 from .quantization import QuantizedExperts
 
 _FORMAT = "fp8"
-BLOCK = 128
-_MULTIPLE = 16  # of the sizes that the recipes support
+MULTIPLE = 16  # of the sizes that the recipes support
 _PIECE = 1 << 25  # values that are in 16 bits at a time, for a kernel that does not read float32
 
 
@@ -117,8 +117,8 @@ def empty_like_master(W: Tensor, transposed: bool) -> Fp8Weight:
         raise ValueError(f"W must be contiguous, got strides {tuple(W.stride())}")
     E, out, width = W.shape
     for name, size in (("out", out), ("in", width)):
-        if size % _MULTIPLE:
-            raise ValueError(f"{name} must be a multiple of {_MULTIPLE} in FP8, got {size}")
+        if size % MULTIPLE:
+            raise ValueError(f"{name} must be a multiple of {MULTIPLE} in FP8, got {size}")
     return Fp8Weight(
         _empty(W, False), _empty(W, True) if transposed else None, W if W.requires_grad else None
     )
@@ -129,7 +129,7 @@ def _empty(W: Tensor, transposed: bool) -> QuantizedExperts:
     R, C = (width, out) if transposed else (out, width)
     new = lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=W.device)
     codes = new(E, R, C, dtype=torch.float8_e4m3fn)
-    scales = new(E, -(-R // BLOCK), -(-C // BLOCK), dtype=torch.float32)
+    scales = new(E, -(-R // FP8_BLOCK), -(-C // FP8_BLOCK), dtype=torch.float32)
     shape = (E, out, width)
     return QuantizedExperts(_FORMAT, shape, transposed, codes, scales, None, None, None, W.dtype)
 

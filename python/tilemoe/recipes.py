@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from . import _config
+from ._formats import FP8_BLOCK
+from .fp8_weights import MULTIPLE
 from .options import GATED, Activation, GateLayout, Options, Recipe
 
-_BLOCK = 128
-_MULTIPLE = 16
 _HOPPER = (9, 0)
 
 
@@ -111,10 +111,10 @@ def _why_not(d: int, n: int, activation: str, gate_layout: str, dtype: torch.dty
     if gate_layout == "interleaved":
         return "FP8 does not support the gate_layout interleaved"
     for name, width in (("d", d), ("n", n)):
-        if width % _MULTIPLE:
-            return f"FP8 requires {name} to be a multiple of {_MULTIPLE}, got {width}"
-    if gate_layout == "concatenated" and n % _BLOCK:
-        expected = f"a multiple of {_BLOCK} with the gate_layout concatenated"
+        if width % MULTIPLE:
+            return f"FP8 requires {name} to be a multiple of {MULTIPLE}, got {width}"
+    if gate_layout == "concatenated" and n % FP8_BLOCK:
+        expected = f"a multiple of {FP8_BLOCK} with the gate_layout concatenated"
         return f"FP8 requires n to be {expected}, got {n}"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"FP8 requires bfloat16 or float16 tokens on a GPU, got {dtype}"

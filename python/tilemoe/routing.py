@@ -311,8 +311,8 @@ def rows_of(tensor, name, expected):
 def shaped_like(rows, like):
     """Return rows (rows, width), to which the caller has the only reference, as (..., width).
 
-    Rows that have as many dimensions as `like` are returned unchanged. A view without effect would be a node of the graph, and FSDP-2 warns if a module returns a view
-    of autograd.
+    Rows that have as many dimensions as `like` are returned unchanged. A view without effect would
+    be a node of the graph, and FSDP-2 warns if a module returns a view of autograd.
     """
     if like.dim() == rows.dim():
         return rows

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..fp8_weights import BLOCK, Fp8Weight, empty_like_master, quantize_into
+from .._formats import FP8_BLOCK
+from ..fp8_weights import Fp8Weight, empty_like_master, quantize_into
 from ..quantization import QuantizedExperts
 
 _aten = torch.ops.aten
@@ -154,7 +155,7 @@ def _split(both: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the codes and the scales of a weight (E, out, in) in one array of bytes."""
     E, rows, columns = size
     codes, scales = both.view(-1).split([E * rows * columns, both.numel() - E * rows * columns])
-    return codes.view(size), scales.view(torch.float32).view(E, -(-rows // BLOCK), -1)
+    return codes.view(size), scales.view(torch.float32).view(E, -(-rows // FP8_BLOCK), -1)
 
 
 def _transpose(codes: Tensor, scales: Tensor, transposed: Any) -> None:
