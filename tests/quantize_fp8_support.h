@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/backend.h"
 #include "tilemoe/layer.h"
 #include "verify/memory.h"
 #include "verify/number.h"
@@ -155,6 +156,46 @@ inline void expect_fp8(verify::Memory& memory, const Fp8Case& of) {
 inline void expect_both_layouts(verify::Memory& memory, Fp8Case of) {
   of.block_rows = 128, of.transposed = true;
   expect_fp8(memory, of);
+}
+
+// The step that quantises rows, of two parts: what it writes without an end, and with one nothing
+// past it.
+inline void expect_rows_before_end(verify::Memory& memory, const Backend& backend) {
+  constexpr int64_t kRows = 300, kWidth = 136, kScaleBytes = 2 * sizeof(float);  // of a row
+  verify::Random random(22, 1);
+  std::vector<float> values;
+  for (int64_t i = 0; i < kRows * 2 * kWidth; ++i)
+    values.push_back(static_cast<float>(random.normal()));
+  verify::GuardedTensor from(memory, DType::kBFloat16, {kRows, 2 * kWidth});
+  from.write(values);
+  verify::GuardedTensor end(memory, DType::kInt32, {1});
+  const auto quantised = [&](const int32_t* rows) {
+    verify::GuardedBuffer codes(memory, 2 * kRows * kWidth),
+        scales(memory, 2 * kRows * kScaleBytes);
+    codes.poison(), scales.poison();
+    backend.steps.quantize_dH.run(
+        {.values = from.view(),
+         .out = {static_cast<uint8_t*>(codes.data()), static_cast<float*>(scales.data())},
+         .float_scales = false,
+         .stream = nullptr,
+         .parts = 2,
+         .end = rows});
+    return std::vector{codes.read(), scales.read(), codes.poisoned(), scales.poisoned()};
+  };
+  const auto all = quantised(nullptr);
+  for (const int32_t rows : {0, 1, 128, 137, 300}) {
+    end.write({static_cast<float>(rows)});
+    const auto got = quantised(static_cast<const int32_t*>(end.view().data));
+    for (const bool is_scales : {false, true}) {
+      const int64_t row_bytes = is_scales ? kScaleBytes : kWidth;
+      std::vector<std::byte> expected = got[is_scales ? 3 : 2];  // poisoned
+      for (int64_t part = 0; part < 2; ++part)
+        std::copy_n(all[is_scales ? 1 : 0].begin() + part * kRows * row_bytes, rows * row_bytes,
+                    expected.begin() + part * kRows * row_bytes);
+      ASSERT_EQ(got[is_scales ? 1 : 0], expected)
+          << (is_scales ? "scales" : "codes") << ", end " << rows;
+    }
+  }
 }
 
 // Blocks of zeros alone, of subnormal numbers alone, of NaN alone.

@@ -37,6 +37,10 @@ TEST(QuantizeFp8, HasBlocksOfSpecialNumbers) {
       expect_special_fp8(verify::host_memory(), dtype, float_scales);
 }
 
+TEST(QuantizeFp8, StopsAtTheEndOfTheRows) {
+  expect_rows_before_end(verify::host_memory(), cpu_backend());
+}
+
 // Every number of e4m3, and what lies half-way between two of them, at factor 1.
 TEST(QuantizeFp8, RoundsHalvesToEven) {
   const std::vector<double> magnitudes = e4m3_magnitudes();

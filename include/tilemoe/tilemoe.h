@@ -807,7 +807,7 @@ typedef struct tilemoe_quantize_fp8_args {
   int32_t float_scales;  /**< 0: scales are powers of two; 1: any float32 */
   int32_t reserved;      /**< 0 */
   int64_t part_rows;     /**< a divisor of R; 0 stands for R */
-  tilemoe_tensor values; /**< (E, R, C) with stride 1 on C: float32 (CPU), bfloat16 or float16; C a
+  tilemoe_tensor values; /**< (E, R, C) with stride 1 on C, float32, bfloat16 or float16; C is a
                             multiple of 8 */
   uint8_t* codes;        /**< out (E, R, C) e4m3, contiguous, aligned to 16 bytes */
   float* scales;         /**< out (E, S, C/128 rounded up), contiguous */

@@ -13,7 +13,6 @@ from .quantization import QuantizedExperts
 
 _FORMAT = "fp8"
 MULTIPLE = 16  # of the sizes that the recipes support
-_PIECE = 1 << 25  # values that are in 16 bits at a time, for a kernel that does not read float32
 
 
 class Fp8Weight(NamedTuple):
@@ -73,8 +72,7 @@ def fp8_weight(W: Tensor | QuantizedExperts, *, transposed: bool = True) -> Fp8W
     """Quantise a weight for the FP8 recipes, or transpose the codes of a checkpoint.
 
     Blocks have 128 x 128 values, with the scales of `quantize_fp8`. With two separate tensors for
-    gate and up, each has its own blocks. No 16-bit copy of the weight is made, except that on a GPU
-    a float32 weight is rounded to bfloat16 in pieces of at most 64 MiB.
+    gate and up, each has its own blocks. No 16-bit copy of the weight is made.
 
     Args:
         W: Master weight, shape (E, out, in), contiguous, float32, bfloat16 or float16; it receives
@@ -143,17 +141,9 @@ def quantize_into(
     arrays = [weight.codes.view(torch.uint8), weight.scales, None, None]
     if transposed is not None:
         arrays[2:] = transposed.codes.view(torch.uint8), transposed.scales
-    step = values.shape[0]
-    narrow = values.is_cuda and values.dtype == torch.float32
-    if narrow:
-        step = max(1, _PIECE // (values.shape[1] * values.shape[2]))
-    for first in range(0, values.shape[0], step):
-        part = values[first : first + step]
-        outs = [None if array is None else array[first : first + step] for array in arrays]
-        ops.call_undifferentiated(
-            _library.operators.quantize_fp8_into.default,
-            part.bfloat16() if narrow else part, False, *outs,
-        )  # fmt: skip
+    ops.call_undifferentiated(
+        _library.operators.quantize_fp8_into.default, values, False, *arrays
+    )
     for one in (weight, transposed):
         if one is not None:
             torch.autograd.graph.increment_version([one.codes, one.scales])

@@ -340,7 +340,7 @@ def quantize_fp8(
     no gradient.
 
     Args:
-        x: Values, shape (..., R, C), C a multiple of 8; float32 (on the CPU), bfloat16 or float16.
+        x: Values, shape (..., R, C), C a multiple of 8; float32, bfloat16 or float16.
         rows: Rows of a block, 1 (as recipe="fp8" quantises x) or 128 (as DeepSeek's weights).
         power_of_two: Whether scales are powers of two.
 

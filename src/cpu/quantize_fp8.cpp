@@ -45,19 +45,20 @@ float write_block(const tilemoe_quantize_fp8_args& args, const Block& block) {
   return 1.f / factor;
 }
 
-}  // namespace
-
-void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
+// The codes of the rows before `end` of each expert.
+void quantize_rows_before(int64_t end, const tilemoe_quantize_fp8_args& args) {
   const int64_t E = args.values.shape[0], R = args.values.shape[1], C = args.values.shape[2];
   const int64_t part_rows = args.part_rows, part_blocks = blocks_of(part_rows, args.block_rows);
   const int64_t down = R / part_rows * part_blocks, across = blocks_of(C, kFp8Tile);
   parallel_for(E * down, [&](int64_t task, int /*worker*/) {
     const int64_t expert = task / down, number = task % down;
     const int64_t in_part = number % part_blocks * args.block_rows;
+    const int64_t row = number / part_blocks * part_rows + in_part;
+    if (row >= end) return;
     for (int64_t b = 0; b < across; ++b) {
       const float scale =
           write_block(args, {.expert = expert,
-                             .row = number / part_blocks * part_rows + in_part,
+                             .row = row,
                              .rows = std::min<int64_t>(args.block_rows, part_rows - in_part),
                              .column = b * kFp8Tile,
                              .columns = std::min(kFp8Tile, C - b * kFp8Tile)});
@@ -68,8 +69,14 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   });
 }
 
-void quantize_rows(const QuantizeRows& step) {
-  quantize_fp8(step.arguments());
+}  // namespace
+
+void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
+  quantize_rows_before(args.values.shape[1], args);
+}
+
+void quantize_rows(const QuantizeRows& step) {  // of one row a block
+  quantize_rows_before(step.end == nullptr ? step.values.shape[0] : *step.end, step.arguments());
 }
 
 }  // namespace tilemoe::cpu

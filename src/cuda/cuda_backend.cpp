@@ -149,8 +149,11 @@ void router_logits(const tilemoe_router_logits_args& args) {
   cuda::router_logits(args, has_wgmma);
 }
 
+void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
+  cuda::quantize_fp8(args, nullptr);
+}
 void quantize_rows(const QuantizeRows& step) {
-  quantize_fp8(step.arguments());
+  cuda::quantize_fp8(step.arguments(), step.end);
 }
 
 size_t projection_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {

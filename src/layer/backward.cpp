@@ -55,9 +55,7 @@ class BackwardSteps {
             .tuning = tuning_,
             .gradient = dB2_with_Q2() ? gradient_of_B(gradient_2()) : LoraGradient{}});
     const Fp8Rows dO_codes = fp8_ ? codes_at(base_, call_.plan.dO_codes) : Fp8Rows{};
-    if (fp8_)
-      quantize_tokens(run_, &Steps::quantize_dO, call_.args.dO, call_.part, *experts_, dO_codes,
-                      call_.args.stream);
+    if (fp8_) quantize_tokens(run_, &Steps::quantize_dO, call_, call_.args.dO, dO_codes);
     const auto gradient = [&](const ExpertBlock& block, const tilemoe_tensor& W2) {
       run_(&Steps::activation_gradient,
            {.experts = experts_,
@@ -130,7 +128,8 @@ class BackwardSteps {
                                  .out = dH_codes,
                                  .float_scales = experts_->float_scales != 0,
                                  .stream = call_.args.stream,
-                                 .parts = 2});
+                                 .parts = 2,
+                                 .end = call_.routing.offsets + experts_->E});
     for_each_block(call_.experts.d, call_.plan.block_columns, [&](int64_t first, int64_t columns) {
       const tilemoe_tensor dX_rows =
           region(call_.experts, call_.routing.spec, base_, call_.plan.dX_rows, columns);

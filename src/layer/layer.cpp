@@ -107,8 +107,7 @@ Fp8Rows codes_of_X(const ForwardCall& call, const StepRunner& run) {
   if (args.X_codes != nullptr)  // a step reads them alone
     return {const_cast<uint8_t*>(args.X_codes), const_cast<float*>(args.X_scales)};
   const Fp8Rows all = codes_at(args.workspace, call.plan.X_codes);
-  if (call.routing.spec.capacity > 0)
-    quantize_tokens(run, &Steps::quantize_X, call.X, call.part, call.experts, all, args.stream);
+  if (call.routing.spec.capacity > 0) quantize_tokens(run, &Steps::quantize_X, call, call.X, all);
   return all;
 }
 

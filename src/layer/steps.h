@@ -106,18 +106,22 @@ class StepRunner {
   StepObserver* observer_;
 };
 
-// Quantises the rows of the call's tokens in X or dO to their places in `all`.
-inline void quantize_tokens(const StepRunner& run, StepRow<QuantizeRows> Steps::*step,
-                            const tilemoe_tensor& X, const std::optional<tilemoe_part>& part,
-                            const tilemoe_experts& experts, const Fp8Rows& all, void* stream) {
-  const int64_t first = part ? part->first_token : 0;
-  const tilemoe_tensor rows = tokens_of(X, part);
+// Quantises the rows of the call's tokens in X or dO to their places in `all`. Of grouped rows only
+// those that have an expert.
+template <class Call>
+void quantize_tokens(const StepRunner& run, StepRow<QuantizeRows> Steps::*step, const Call& call,
+                     const tilemoe_tensor& X, const Fp8Rows& all) {
+  const tilemoe_experts& experts = call.experts;
+  const int64_t first = call.part ? call.part->first_token : 0;
+  const tilemoe_tensor rows = tokens_of(X, call.part);
   if (rows.shape[0] == 0) return;
   run(step,
       {.values = rows,
        .out = {all.codes + first * experts.d, all.scales + first * blocks_of(experts.d, kFp8Tile)},
        .float_scales = experts.float_scales != 0,
-       .stream = stream});
+       .stream = call.args.stream,
+       .end = call.routing.spec.kind == TILEMOE_ROUTING_GROUPED ? call.routing.offsets + experts.E
+                                                                : nullptr});
 }
 
 }  // namespace tilemoe

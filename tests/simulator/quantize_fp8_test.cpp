@@ -29,6 +29,12 @@ TEST_F(SimulatedQuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
                         .float_scales = true});
     expect_fp8(memory,
                {.E = 1, .R = 3, .C = 8, .block_rows = block_rows, .dtype = DType::kFloat16});
+    expect_fp8(memory, {.E = 2,
+                        .R = 130,
+                        .C = 264,
+                        .block_rows = block_rows,
+                        .dtype = DType::kFloat32,
+                        .padded = true});
   }
 }
 
@@ -37,13 +43,19 @@ TEST_F(SimulatedQuantizeFp8, HasBothLayouts) {
   for (const Fp8Case& of : {Fp8Case{.E = 2, .R = 136, .C = 264, .padded = true},
                             Fp8Case{.E = 1, .R = 280, .C = 128, .part_rows = 140},
                             Fp8Case{.E = 3, .R = 256, .C = 8, .part_rows = 128},
+                            Fp8Case{.E = 2, .R = 136, .C = 136, .dtype = DType::kFloat32},
                             Fp8Case{.E = 1, .R = 8, .C = 392, .dtype = DType::kFloat16}})
     expect_both_layouts(memory, of);
 }
 
 TEST_F(SimulatedQuantizeFp8, HasBlocksOfSpecialNumbers) {
-  for (const bool float_scales : {false, true})
-    expect_special_fp8(verify::cuda_memory(), DType::kBFloat16, float_scales);
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32})
+    for (const bool float_scales : {false, true})
+      expect_special_fp8(verify::cuda_memory(), dtype, float_scales);
+}
+
+TEST_F(SimulatedQuantizeFp8, StopsAtTheEndOfTheRows) {
+  expect_rows_before_end(verify::cuda_memory(), backend_for(TILEMOE_CUDA));
 }
 
 }  // namespace

@@ -36,6 +36,15 @@ def test_codes_and_values_are_those_of_the_cpu(format, dtype):
         assert torch.equal(here.dequantize(out).cpu(), there.dequantize(out))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
+def test_codes_of_a_parameter_are_those_of_the_cpu(dtype):
+    W = normal(3, 1040, 2000, seed=1, dtype=dtype)
+    W[1] *= torch.exp2(torch.arange(1040) % 16 - 8).unsqueeze(1).to(dtype)
+    here, there = (tilemoe.fp8_weight(weight) for weight in (W, W.cpu()))
+    same(here.weight, there.weight)
+    same(here.transposed, there.transposed)
+
+
 @pytest.mark.parametrize("adapters", [False, True], ids=["", "adapters"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("format", FORMATS)

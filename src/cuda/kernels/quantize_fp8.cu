@@ -15,7 +15,7 @@ namespace tilemoe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVector = 8;                       // values of a load
+constexpr int kVector = 8;                       // values of a thread in a row
 constexpr int kRowThreads = kFp8Tile / kVector;  // of a row: half a warp
 constexpr int kTileRows = kFp8Tile;
 constexpr int kAtOnce = kTileRows * kRowThreads / kThreads;
@@ -33,6 +33,7 @@ struct QuantizeParams {
   int32_t tiles_down, across;     // of an expert
   float largest;
   bool power_of_two;
+  const int32_t* end;  // of the rows that are quantised; null: all
   uint8_t* transposed_codes;
   float* transposed_scales;
 };
@@ -49,6 +50,31 @@ struct QuantizeTile {
     const int32_t in_part = number % params.part_tiles * kTileRows;
     row = number / params.part_tiles * params.part_rows + in_part;
     rows = min(kTileRows, params.part_rows - in_part);
+    if (params.end != nullptr) rows = min(rows, __ldg(params.end) - row);  // may be negative
+  }
+};
+
+// The values of a thread in a row, as they lie in memory.
+template <class Element>
+struct RowValues {
+  static constexpr int kWords = kVector * static_cast<int>(sizeof(Element)) / 16;
+  uint4 words[kWords] = {};
+
+  __device__ void load(const void* from) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = __ldg(static_cast<const uint4*>(from) + i);
+  }
+  __device__ void unpack(float (&value)[kVector]) const {
+    if constexpr (kWords == 1) {
+      unpack_eight<Element>(words[0], value);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        value[4 * i] = __uint_as_float(words[i].x), value[4 * i + 1] = __uint_as_float(words[i].y);
+        value[4 * i + 2] = __uint_as_float(words[i].z);
+        value[4 * i + 3] = __uint_as_float(words[i].w);
+      }
+    }
   }
 };
 
@@ -163,35 +189,34 @@ __device__ __forceinline__ void store_transposed(const QuantizeParams& params,
   }
 }
 
-// kTiles: blocks of 128 x 128, else of 1 x 128. kTransposes: also stores the transposed codes; with
-// three CTAs per SM that spills.
+// kTiles: blocks of 128 x 128, else of 1 x 128. kTransposes: also stores the transposed codes. Those,
+// and float32 values, spill with three CTAs per SM.
 template <class Element, bool kTiles, bool kTransposes>
-__global__ void __launch_bounds__(kThreads, kTransposes ? 2 : 3)
+__global__ void __launch_bounds__(kThreads, kTransposes || sizeof(Element) > 2 ? 2 : 3)
     quantize_blocks(const __grid_constant__ QuantizeParams params) {
   const QuantizeTile tile(params);
+  if (tile.rows <= 0) return;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t first_row = thread / kRowThreads;
   const int32_t column = tile.column + thread % kRowThreads * kVector;
   const bool has_columns = column < params.columns;
   const char* const from = params.values + tile.expert * params.expert_bytes +
                            int64_t{column} * static_cast<int>(sizeof(Element));
-  uint4 words[kAtOnce];
+  RowValues<Element> of_row[kAtOnce];
 #pragma unroll
   for (int k = 0; k < kAtOnce; ++k) {
     const int32_t row = first_row + k * kRowStep;
-    words[k] = {};
     if (has_columns && row < tile.rows)
-      words[k] =
-          __ldg(reinterpret_cast<const uint4*>(from + int64_t{tile.row + row} * params.row_bytes));
+      of_row[k].load(from + int64_t{tile.row + row} * params.row_bytes);
   }
   const int32_t scale_column = tile.column / static_cast<int32_t>(kFp8Tile);
   float factor;
   if constexpr (kTiles) {
     float amax = 0.f;
 #pragma unroll
-    for (const uint4& eight : words) {
+    for (const RowValues<Element>& eight : of_row) {
       float value[kVector];
-      unpack_eight<Element>(eight, value);
+      eight.unpack(value);
       amax = fmaxf(amax, max_of(value));
     }
     factor = fp8_factor(tile_max(row_max(amax)), params.largest, params.power_of_two);
@@ -210,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, kTransposes ? 2 : 3)
     const int32_t row = first_row + k * kRowStep;
     const int64_t place = int64_t{tile.expert} * params.rows + tile.row + row;
     float value[kVector];
-    unpack_eight<Element>(words[k], value);
+    of_row[k].unpack(value);
     if constexpr (!kTiles) {
       factor = fp8_factor(row_max(max_of(value)), params.largest, params.power_of_two);
       if (row < tile.rows && thread % kRowThreads == 0)
@@ -229,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, kTransposes ? 2 : 3)
 
 }  // namespace
 
-void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
+void quantize_fp8(const tilemoe_quantize_fp8_args& args, const int32_t* end) {
   const tilemoe_tensor& values = args.values;
   const int64_t E = values.shape[0], R = values.shape[1], C = values.shape[2];
   const auto element = static_cast<int64_t>(tilemoe_dtype_size(values.dtype));
@@ -247,6 +272,7 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
                               .across = static_cast<int32_t>(blocks_of(C, kFp8Tile)),
                               .largest = largest_of(values.dtype),
                               .power_of_two = args.float_scales == 0,
+                              .end = end,
                               .transposed_codes = args.transposed_codes,
                               .transposed_scales = args.transposed_scales};
   const int64_t tiles = E * params.tiles_down * params.across;
@@ -255,7 +281,7 @@ void quantize_fp8(const tilemoe_quantize_fp8_args& args) {
   const KernelLaunch where{.blocks = dim3(static_cast<unsigned>(tiles)),
                            .threads = kThreads,
                            .stream = static_cast<cudaStream_t>(args.stream)};
-  with_element(values.dtype, [&]<class Element>() {
+  with_one_of<float, __nv_bfloat16, __half>(values.dtype, [&]<class Element>() {
     if (args.block_rows == 1)
       launch_kernel("quantising rows", where, &quantize_blocks<Element, false, false>, params);
     else if (args.transposed_codes == nullptr)
