@@ -12,7 +12,7 @@ time, 18 with a CUDA compiler. Tests that require a GPU run only if the machine 
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
   --all          all tests of CI: every GPU architecture, the long tests, two versions of torch, three
-                 of jax, the address, undefined behaviour and thread sanitizers
+                 of jax, the address, undefined behaviour and thread sanitizers; 17 GB of disk
   -R <regex>     only tests whose names match, for instance -R '^Layer' or -R python
   -E <regex>     exclude tests whose names match
   PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan

@@ -27,7 +27,10 @@ say() {
   [ -z "${TILEMOE_STAGES:-}" ] || printf '%(%s)T\t%s\n' -1 "$*" >>"$TILEMOE_STAGES"
 }
 die() {
+  local free
+  free=$(($(df --output=avail -k "$root" | tail -1) / 1024))
   printf '\nerror: %s\n' "$*" >&2
+  [ "$free" -gt 1000 ] || printf 'The disk of %s is full: %d MB are free.\n' "$root" "$free" >&2
   exit 1
 }
 
