@@ -53,6 +53,6 @@ for version in 0.11.2 newest; do
     continue
   fi
   say "testing the wheel with jax $version"
-  test_wheel "$version" "$tests"/jax_{loading,sharding,transforms}_test.py \
+  test_wheel "$version" "$tests"/jax_{fp8,loading,sharding,transforms}_test.py \
     "$tests/jax_gradients_test.py::test_layouts" "$@"
 done

@@ -1,6 +1,8 @@
 // The targets of the layer. forward builds the routing and packs adapters, too; backward reads both.
 #include <algorithm>
 #include <atomic>
+#include <string>
+#include <vector>
 
 #include "view.h"
 
@@ -9,13 +11,22 @@ namespace {
 
 std::atomic<int32_t> process_ctas_per_sm = 1;
 
+// (E, d, n); codes are never transposed.
+std::vector<int64_t> shape_of_W2(const Call& call) {
+  if (const Array* const codes = call.find("W2_codes")) return codes->dims;
+  const tilemoe_tensor W2 = call.weight("W2");
+  return {W2.shape, W2.shape + W2.ndim};
+}
+
 tilemoe_experts experts_of(const Call& call) {
-  const tilemoe_tensor X = call.tensor("X"), W2 = call.weight("W2");
-  if (W2.ndim != 3) refuse("W2 has " + std::to_string(W2.ndim) + " dimensions, expected (E, d, n)");
+  const tilemoe_tensor X = call.tensor("X");
+  const std::vector<int64_t> of_W2 = shape_of_W2(call);
+  if (of_W2.size() != 3)
+    refuse("W2 has " + std::to_string(of_W2.size()) + " dimensions, expected (E, d, n)");
   auto experts = sized<tilemoe_experts>();
   experts.device = call.device;
   experts.dtype = X.dtype;
-  experts.E = W2.shape[0], experts.d = W2.shape[1], experts.n = W2.shape[2];
+  experts.E = of_W2[0], experts.d = of_W2[1], experts.n = of_W2[2];
   experts.activation = call.kind<tilemoe_activation>("activation");
   experts.gate_layout = call.kind<tilemoe_gate_layout>("gate_layout");
   experts.clamp = call.real("clamp");
@@ -24,6 +35,7 @@ tilemoe_experts experts_of(const Call& call) {
   experts.column_blocks = call.kind<int32_t>("column_blocks");
   experts.rank_1 = call.kind<int32_t>("rank_gate") + call.kind<int32_t>("rank_up");
   experts.rank_2 = call.kind<int32_t>("rank_down");
+  set_formats(call, experts);
   return experts;
 }
 
@@ -163,6 +175,8 @@ void forward(Call& call) {
   tilemoe_forward_args args = forward_args(call, routing, weights);
   tilemoe_saved saved = saved_of(call);
   if (call.number("saves")) args.saved = &saved;
+  const tilemoe_quantized_weights quantized = quantized_of(call, experts);
+  if (has_codes(call)) args.quantized = &quantized;
   tilemoe_packed_lora packed{};
   if (has_adapters(experts)) {
     pack_adapters(call, experts, weights);
@@ -191,6 +205,8 @@ void backward(Call& call) {
   args.X = call.tensor("X"), args.dO = call.tensor("dO");
   args.saved = &saved;
   args.dX = call.tensor("dX"), args.ds = call.tensor("ds");
+  const tilemoe_quantized_weights quantized = quantized_of(call, experts);
+  if (has_codes(call)) args.quantized = &quantized;
   const tilemoe_lora dlora = factors_of(call, "d");
   tilemoe_packed_lora packed{};
   if (has_adapters(experts)) {
@@ -242,6 +258,8 @@ void check_forward(Call call, const Sizes& sizes) {
   tilemoe_forward_args args = forward_args(call, routing, weights);
   tilemoe_saved saved = saved_of(call);
   args.saved = &saved, args.dry_run = 1;
+  const tilemoe_quantized_weights quantized = quantized_of(call, experts);
+  if (has_codes(call)) args.quantized = &quantized;
   tilemoe_packed_lora packed{};
   if (has_adapters(experts)) packed = bind_adapters(call, experts, weights), args.lora = &packed;
   check(tilemoe_forward(&experts, &args));

@@ -8,6 +8,7 @@
 #include <new>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "view.h"
 
@@ -16,16 +17,34 @@
 #endif
 
 namespace tilemoe_jax {
+namespace {
+
+using Names = std::vector<const char*>;
+
+Names joined(Names names, const Names& more) {
+  names.insert(names.end(), more.begin(), more.end());
+  return names;
+}
+
+}  // namespace
 
 const Target& target_of(TargetName name) {
+  static const Names codes = {"W1_codes",     "W1_scales", "W1_up_codes",
+                              "W1_up_scales", "W2_codes",  "W2_scales"};
+  static const Names transposed_codes = {"W1_transposed_codes",    "W1_transposed_scales",
+                                         "W1_up_transposed_codes", "W1_up_transposed_scales",
+                                         "W2_transposed_codes",    "W2_transposed_scales"};
   static const Target targets[kTargets] = {
       {"tilemoe.forward.v1",
-       {"X", "ids", "scores", "W1", "W1_up", "W2", "b1", "b1_up", "b2", "addend", "A1", "B1",
-        "A1_up", "B1_up", "A2", "B2"},
+       joined({"X", "ids", "scores", "W1", "W1_up", "W2", "b1", "b1_up", "b2", "addend", "A1", "B1",
+               "A1_up", "B1_up", "A2", "B2"},
+              codes),
        {"O", "routing", "H", "P1", "P2", "packed", "workspace"},
        forward},
       {"tilemoe.backward.v1",
-       {"dO", "X", "H", "routing", "W1", "W1_up", "W2", "b1", "b1_up", "b2", "packed", "P1", "P2"},
+       joined({"dO", "X", "H", "routing", "W1", "W1_up", "W2", "b1", "b1_up", "b2", "packed", "P1",
+               "P2"},
+              joined(codes, transposed_codes)),
        {"dX", "ds", "dW1", "dW1_up", "dW2", "db1", "db1_up", "db2", "dA1", "dB1", "dA1_up",
         "dB1_up", "dA2", "dB2", "dH", "workspace"},
        backward},
@@ -39,6 +58,10 @@ const Target& target_of(TargetName name) {
        {"logits", "counts", "zeros"},
        {"losses", "dlogits", "workspace"},
        router_losses},
+      {"tilemoe.quantize_fp8.v1",
+       {"values"},
+       {"codes", "scales", "transposed_codes", "transposed_scales"},
+       quantize_fp8},
   };
   return targets[name];
 }
@@ -185,9 +208,13 @@ Attributes read_attributes(const char* text) {
 // "X float32 7 24\n", an operand a line.
 void read_arrays(const char* text, Call& call) {
   static const std::map<std::string, ffi::DataType> types = {
-      {"float32", ffi::DataType::F32}, {"bfloat16", ffi::DataType::BF16},
-      {"float16", ffi::DataType::F16}, {"int32", ffi::DataType::S32},
-      {"int64", ffi::DataType::S64},   {"uint8", ffi::DataType::U8}};
+      {"float32", ffi::DataType::F32},
+      {"bfloat16", ffi::DataType::BF16},
+      {"float16", ffi::DataType::F16},
+      {"int32", ffi::DataType::S32},
+      {"int64", ffi::DataType::S64},
+      {"uint8", ffi::DataType::U8},
+      {"float8_e4m3fn", ffi::DataType::F8E4M3FN}};
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -249,6 +276,7 @@ HANDLER(tilemoe_jax_top_k, kTopK);
 HANDLER(tilemoe_jax_top_k_scores, kTopKScores);
 HANDLER(tilemoe_jax_top_k_backward, kTopKBackward);
 HANDLER(tilemoe_jax_router_losses, kRouterLosses);
+HANDLER(tilemoe_jax_quantize_fp8, kQuantizeFp8);
 
 extern "C" {
 

@@ -11,13 +11,6 @@ using xla::ffi::DataType;
 
 constexpr std::align_val_t kAlignment{64};
 
-std::string describe(const Array& array) {
-  std::string text = "(";
-  for (size_t i = 0; i < array.dims.size(); ++i)
-    text += (i ? ", " : "") + std::to_string(array.dims[i]);
-  return text + ")";
-}
-
 tilemoe_dtype dtype_of(const Array& array) {
   switch (array.dtype) {
     case DataType::F32: return TILEMOE_FLOAT32;
@@ -27,13 +20,13 @@ tilemoe_dtype dtype_of(const Array& array) {
     case DataType::S64: return TILEMOE_INT64;
     default:
       refuse(array.name + " has XLA's type " + std::to_string(static_cast<int>(array.dtype)) + " " +
-             describe(array) + ", expected float32, bfloat16, float16, int32 or int64");
+             describe(array.dims) + ", expected float32, bfloat16, float16, int32 or int64");
   }
 }
 
 tilemoe_tensor view_of(const Array& array) {
   if (array.dims.empty() || array.dims.size() > TILEMOE_MAX_DIMS)
-    refuse(array.name + " has shape " + describe(array) + ", expected 1 to 3 dimensions");
+    refuse(array.name + " has shape " + describe(array.dims) + ", expected 1 to 3 dimensions");
   tilemoe_tensor view{};
   view.data = array.data;
   view.dtype = dtype_of(array);
@@ -45,6 +38,12 @@ tilemoe_tensor view_of(const Array& array) {
 }
 
 }  // namespace
+
+std::string describe(const std::vector<int64_t>& dims) {
+  std::string text = "(";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  return text + ")";
+}
 
 const Array* Call::find(const std::string& name) const {
   const auto found = std::find_if(arrays_.begin(), arrays_.end(),
@@ -75,7 +74,7 @@ size_t Call::bytes(const std::string& name) const {
   const Array* const array = find(name);
   if (array == nullptr) return 0;
   if (array->dtype != DataType::U8 || array->dims.size() != 1)
-    refuse(name + " has shape " + describe(*array) + ", expected bytes");
+    refuse(name + " has shape " + describe(array->dims) + ", expected bytes");
   return static_cast<size_t>(array->dims[0]);
 }
 

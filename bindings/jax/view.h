@@ -37,6 +37,8 @@ struct Array {
   std::vector<int64_t> dims;
 };
 
+std::string describe(const std::vector<int64_t>& dims);  // "(2, 3)"
+
 // The attributes of a call. Python passes each one, as an int64 or a float64.
 struct Attributes {
   std::function<int64_t(const char*)> number;
@@ -54,7 +56,16 @@ struct Target {
 };
 
 // All targets of this library, in a fixed order.
-enum TargetName { kForward, kBackward, kTopK, kTopKScores, kTopKBackward, kRouterLosses, kTargets };
+enum TargetName {
+  kForward,
+  kBackward,
+  kTopK,
+  kTopKScores,
+  kTopKBackward,
+  kRouterLosses,
+  kQuantizeFp8,
+  kTargets
+};
 const Target& target_of(TargetName name);
 
 class Call {
@@ -133,6 +144,13 @@ void top_k(Call& call);
 void top_k_scores(Call& call);
 void top_k_backward(Call& call);
 void router_losses(Call& call);
+void quantize_fp8(Call& call);
+
+// Whether W1 or W2 is FP8 codes. Sets the recipe and the formats of such weights.
+bool has_codes(const Call& call);
+void set_formats(const Call& call, tilemoe_experts& experts);
+// The operands <weight>_codes and _scales, and <weight>_transposed_codes and _scales.
+tilemoe_quantized_weights quantized_of(const Call& call, const tilemoe_experts& experts);
 
 // For the whole process; forward and backward read it when they run.
 void set_ctas_per_sm(int32_t count);

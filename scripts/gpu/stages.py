@@ -526,9 +526,9 @@ def fp8(machine, folder):
 def jax(machine, folder):
     """Test tilemoe.jax on a GPU.
 
-    The bits must equal those of the PyTorch package, also in command buffers. A step, with and
-    without an optimiser in the program, may need 1.1 times PyTorch's memory. Then measure the time
-    compared with jax.lax.ragged_dot.
+    The bits must equal those of the PyTorch package, also in command buffers and in FP8. A step,
+    with and without an optimiser in the program, may need 1.1 times PyTorch's memory. Then measure
+    the time compared with jax.lax.ragged_dot.
     """
     def item(name, words, shape, limit_s=60, arch=None):
         name = named(name, arch)
@@ -543,6 +543,8 @@ def jax(machine, folder):
 
     small, wide = JAX_LAYERS["7b-n256"][0], JAX_LAYERS["wide"][0]
     return [item("bits", ["bits"], small), item("captured", ["captured"], small),
+            *(item(f"{words}-fp8", [words, "--recipe", "fp8"], small)
+              for words in ("bits", "captured") if "sm90" in machine.archs),
             *(item("bits", ["bits"], small, arch=arch) for arch in machine.other_archs()),
             item("memory", ["memory"], wide),
             *(item(f"time-{layer}", ["time", "--peer-tokens", str(tokens)], shape, 90)

@@ -166,11 +166,15 @@ def test_torch_imported_first():
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("words", ["bits", "memory", "time --rounds 1 --reps 1 --peer-tokens 16"])
+@pytest.mark.parametrize(
+    "words",
+    ["bits", "bits --recipe fp8 --steps 1", "memory", "time --rounds 1 --reps 1 --peer-tokens 16"],
+)
 def test_the_program_for_gpus(words, tmp_path):
     """The stage of scripts/gpu/run.py, with a small layer on the CPU."""
     file, program = tmp_path / "found.json", Path(__file__).with_name("jax_on_gpu.py")
-    command = [sys.executable, program, *words.split(), "--shape", "32", "32", "16", "8", "2", "--json", file]
+    n = "128" if "fp8" in words else "16"
+    command = [sys.executable, program, *words.split(), "--shape", "32", "32", n, "8", "2", "--json", file]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())

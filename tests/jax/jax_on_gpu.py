@@ -6,7 +6,7 @@ scripts/gpu/run.py.
     python tests/jax/jax_on_gpu.py memory --json FILE   # peak above inputs, and with an optimiser
     python tests/jax/jax_on_gpu.py time --json FILE     # forward + backward, next to jax.lax.ragged_dot
 
-The layer's T, d, n, E and K are options. Writes {name: {quantity: value}}. The exit status is 1 if bits
+The layer's T, d, n, E and K are options; with --recipe fp8, bits and captured are of an FP8 layer. Writes {name: {quantity: value}}. The exit status is 1 if bits
 differ, if a handler is not captured, if H is copied, or if JAX needs over 1.1 times PyTorch's memory.
 """
 
@@ -46,7 +46,8 @@ MAX_MEMORY = 1.1  # of PyTorch's
 class Layer:
     """A layer's inputs in both frameworks, in the same memory, and its steps."""
 
-    def __init__(self, shape, seed=0):
+    def __init__(self, shape, seed=0, recipe="bf16"):
+        self.recipe = recipe
         self.T, self.d, self.n, self.E, self.K = shape
         self.device, self.dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else (
             "cpu", torch.float32
@@ -68,11 +69,14 @@ class Layer:
     def in_torch(self):
         """O and the gradients of all inputs."""
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.tensors.items()}
-        O = tilemoe.moe(*leaves.values(), K=self.K)
+        x, logits, *weights = leaves.values()
+        if self.recipe != "bf16":
+            weights = map(tilemoe.fp8_weight, weights)
+        O = tilemoe.moe(x, logits, *weights, K=self.K, recipe=self.recipe)
         return O.detach(), torch.autograd.grad(O, list(leaves.values()), self.dO)
 
     def function(self, x, logits, W1, W2):
-        return tilemoe.jax.moe(x, logits, W1, W2, K=self.K)
+        return tilemoe.jax.moe(x, logits, W1, W2, K=self.K, recipe=self.recipe)
 
     def step(self, function):
         """The same in JAX, as a function of the inputs and of dO."""
@@ -101,11 +105,11 @@ def same_bits(array, tensor):
     return bool(torch.equal(to_torch(array).view(width), tensor.contiguous().view(width)))
 
 
-def bits(shape, steps, compiled=None):
+def bits(shape, steps, recipe, compiled=None):
     """Steps with new inputs, so at new addresses: {name: {quantity: value}}, and what is wrong."""
     found, wrong = {}, []
     for seed in range(steps):
-        layer = Layer(shape, seed)
+        layer = Layer(shape, seed, recipe)
         O, gradients = layer.in_torch()
         compiled = compiled or layer.compiled()
         for _ in range(3):  # XLA captures a command buffer at the first step, and updates it at the next ones
@@ -117,14 +121,14 @@ def bits(shape, steps, compiled=None):
     return found, wrong
 
 
-def captured(shape, steps, more=6):
+def captured(shape, steps, recipe, more=6):
     """Bits in command buffers. XLA makes them from thunks, so a program's text has none: what proves
     them is that each handler ran in a capture, and that none of the last steps ran it outside."""
-    layer = Layer(shape, steps)
+    layer = Layer(shape, steps, recipe)
     compiled = layer.compiled()
     # XLA runs a program's first step outside of command buffers, to warm up.
     jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
-    found, wrong = bits(shape, steps, compiled)
+    found, wrong = bits(shape, steps, recipe, compiled)
     before, outside = CALLS.all.total(), CALLS.all.total() - CALLS.captured.total()
     for _ in range(more):  # each frees its results, so the next has the same addresses
         jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
@@ -278,6 +282,7 @@ def main():
     parser.add_argument("--shape", type=int, nargs=5, metavar=("T", "d", "n", "E", "K"),
                         default=[8192, 2048, 3072, 8, 2])  # fmt: skip
     parser.add_argument("--steps", type=int, default=3, help="of bits")
+    parser.add_argument("--recipe", choices=("bf16", "fp8", "fp8_forward"), default="bf16", help="of bits")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--reps", type=int, default=10)
     parser.add_argument("--peer-tokens", type=int, default=0, help="T of ragged_dot; 0: without it")
@@ -285,9 +290,9 @@ def main():
     args = parser.parse_args()
     shape = tuple(args.shape)
     if args.what == "bits":
-        found, wrong = bits(shape, args.steps)
+        found, wrong = bits(shape, args.steps, args.recipe)
     elif args.what == "captured":
-        found, wrong = captured(shape, args.steps)
+        found, wrong = captured(shape, args.steps, args.recipe)
     elif args.what == "memory":
         found, wrong = memory(shape)
     else:

@@ -8,6 +8,7 @@ rounding.
 
 from . import _library as _library  # first: it reports what is missing
 from ._experts import RESIDUALS, Aux, grouped_experts, moe
+from ._fp8 import Fp8Weight, fp8_weight
 from ._library import (
     VERSION as __version__,
 )
@@ -25,9 +26,11 @@ from ._router import router_losses, top_k, top_k_scores
 __all__ = [
     "RESIDUALS",
     "Aux",
+    "Fp8Weight",
     "LoRA",
     "__version__",
     "export_checks",
+    "fp8_weight",
     "grouped_experts",
     "moe",
     "router_losses",

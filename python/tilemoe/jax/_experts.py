@@ -16,9 +16,10 @@ from .. import _checks
 from .._signatures import Reader
 from ..options import (
     ACTIVATIONS, GATED, GROUPED, LITERALS, TOP_K, Activation, GateLayout, GroupScore, OnOverflow,
-    Options, Scoring,
+    Options, Recipe, Scoring,
 )  # fmt: skip
-from . import _sharding
+from . import _fp8, _sharding
+from ._fp8 import BF16, CODES, QUANTIZABLE, Fp8Weight
 from ._lora import FACTORS, LoRA, Factors, factors_of
 from ._router import choose
 from ._shapes import (
@@ -63,10 +64,18 @@ class _Static(NamedTuple):
     rank_down: int
     scale_1: float
     scale_2: float
+    recipe: int
 
-    def h_width(self, W2: Any) -> int:
-        n = W2.shape[1 if self.transposed else 2]
+    def h_width(self, arrays: dict[str, Any]) -> int:
+        n = _sizes_of(arrays, bool(self.transposed))[2]
         return 2 * n if ACTIVATIONS[self.activation] in GATED else n
+
+
+def _sizes_of(arrays: dict[str, Any], transposed: bool) -> tuple[int, int, int]:
+    """Return E, d and n of W2, or of its codes, which are (E, d, n) in any case."""
+    codes = arrays.get("W2_codes")
+    E, d, n = (arrays["W2"] if codes is None else codes).shape
+    return (E, n, d) if codes is None and transposed else (E, d, n)
 
 
 @jax.tree_util.register_static
@@ -84,6 +93,7 @@ def _forward(static: _Static, operands: dict[str, Any], saves: bool) -> dict[str
     """Return all results of the handler that a caller reads."""
     X = operands["X"]
     dtype = X.dtype
+    operands = _fp8.as_read(operands, static.recipe, bool(static.transposed), backward=False)
     operands = {
         name: array.astype(dtype) if name in (*WEIGHTS, "addend") and array is not None else array
         for name, array in operands.items()
@@ -98,7 +108,7 @@ def _forward(static: _Static, operands: dict[str, Any], saves: bool) -> dict[str
     if sizes.packed:
         results["packed"] = ((sizes.packed,), jnp.uint8)
     if saves:
-        results["H"] = ((sizes.capacity, static.h_width(operands["W2"])), dtype)
+        results["H"] = ((sizes.capacity, static.h_width(operands)), dtype)
         if rank := static.rank_gate + static.rank_up:
             results["P1"] = ((sizes.capacity, rank), dtype)
         if static.rank_down:
@@ -122,9 +132,12 @@ def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
         name for name, array in operands.items()
         if array is not None and array.perturbed and name != "ids"
     ]  # fmt: skip
+    _fp8.refuse_frozen(values, perturbed)
+    perturbed = [name for name in perturbed if name not in CODES]
     wanted = _Wanted(tuple((name, values[name].dtype.name) for name in perturbed))
     if set(perturbed) <= {"addend"}:
         return _experts(static, overwrite_H, values), ({}, wanted)
+    _fp8.require_transposed(values, static.recipe)
     made = _forward(static, values, True)
     kept = {name: made.get(name) for name in ("H", "routing", "P1", "P2", "packed")}
     kept = {
@@ -133,11 +146,17 @@ def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
     }  # fmt: skip
     weights = {name: made[name] for name in WEIGHTS if made[name] is not None}
     scores = values["scores"]
-    shapes = {
-        name: array[:0] for name, array in values.items() if name in FACTORS and array is not None
-    }
+    given = {name: array for name, array in values.items() if array is not None}
+    codes = {name: array for name, array in given.items() if name in CODES}
+    of_shape = list(FACTORS)
+    if static.recipe != BF16:  # backward quantises a weight again, and reads codes, not a master
+        of_shape += [name for name in QUANTIZABLE if f"{name}_codes" in codes]
+        weights |= {name: given[name] for name in QUANTIZABLE if name in given}
+        weights = {name: array for name, array in weights.items() if name not in of_shape}
+    shapes = {name: given[name][:0] for name in of_shape if name in given}
     saved = {
-        "X": values["X"], **kept, **weights, **{f"{name}_like": of for name, of in shapes.items()}
+        "X": values["X"], **kept, **weights, **codes,
+        **{f"{name}_like": of for name, of in shapes.items()},
     }  # fmt: skip
     if scores is not None:
         saved["scores_like"] = scores[:0]
@@ -147,7 +166,7 @@ def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
 def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotangents: Any) -> Any:
     saved, wanted = residuals
     dO, dtypes = cotangents[0], dict(wanted.dtypes)
-    names = (*_RESULTS, "ids", "addend")
+    names = (*_RESULTS, "ids", "addend", *CODES)
     gradients: dict[str, Any] = dict.fromkeys(names)
     if isinstance(dO, jax.custom_derivatives.SymbolicZero):
         return (gradients,)
@@ -156,6 +175,7 @@ def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotang
     if not dtypes:
         return (gradients,)
     arrays = {"dO": dO, **{name: array for name, array in saved.items() if "_like" not in name}}
+    arrays = _fp8.as_read(arrays, static.recipe, bool(static.transposed), backward=True)
     made: dict[str, Any] = {}
     for mode, operands in _stages(static, overwrite_H, dtypes):
         if mode == _REST:
@@ -187,7 +207,7 @@ def _stages(
 
 def _gradient_types(static: _Static, saved: Any, dtypes: dict[str, str]) -> dict[str, Any]:
     """Return the shape and the dtype in which the library writes each operand's gradient."""
-    X, E = saved["X"], saved["W2"].shape[0]
+    X, E = saved["X"], _sizes_of(saved, False)[0]
     types: dict[str, Any] = {}
     for name, dtype in dtypes.items():
         if name == "X":
@@ -197,7 +217,7 @@ def _gradient_types(static: _Static, saved: Any, dtypes: dict[str, str]) -> dict
             types[name] = (rows, jnp.float32)
         else:
             # The library writes a gradient in X's dtype or in float32.
-            like = saved[name] if name in WEIGHTS else saved[f"{name}_like"]
+            like = saved[name] if name in saved else saved[f"{name}_like"]
             types[name] = ((E, *like.shape[1:]), X.dtype if dtype == X.dtype.name else jnp.float32)
     return types
 
@@ -242,15 +262,19 @@ class _OfMoe(_OfExperts, total=False):
     on_overflow: OnOverflow
 
 
-_moe, _grouped = Reader("moe", _OfMoe), Reader("grouped_experts", _OfExperts)
+_moe = Reader("moe", _OfMoe, "recipe")
+_grouped = Reader("grouped_experts", _OfExperts, "recipe")
 
 
 class _Layer(NamedTuple):
     """Weights of a call, with the checks that this module needs."""
 
-    weights: dict[str, Any]
+    weights: dict[str, Any]  # WEIGHTS and CODES
     E: int
+    d: int
+    n: int
     options: Options
+    recipe: int
     transposed: bool
     overwrite_H: bool
     lora: LoRA | None
@@ -261,30 +285,33 @@ def _layer(weights: list[Any], options: Options, transposed: bool, overwrite_H: 
     for name, value in (("transposed", transposed), ("overwrite_H", overwrite_H)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
-    arrays = {
-        name: None if value is None else require_array(value, name)
-        for name, value in zip(WEIGHTS, weights)
-    }
+    recipe = _fp8.recipe_of(options.recipe, lora is not None)
+    arrays: dict[str, Any] = dict.fromkeys((*WEIGHTS, *CODES))
+    for name, value in zip(WEIGHTS, weights):
+        if isinstance(value, Fp8Weight) and name in QUANTIZABLE:
+            arrays |= _fp8.operands_of(value, name, recipe, transposed)
+        elif value is not None:
+            arrays[name] = require_array(value, name)
     W2 = arrays["W2"]
-    if W2 is None or W2.ndim != 3:
+    if arrays["W2_codes"] is None and (W2 is None or W2.ndim != 3):
         shape = "None" if W2 is None else f"of shape {shape_text(W2.shape)}"
         raise ValueError(f"W2 is {shape}, expected three dimensions (E, d, n)")
-    return _Layer(arrays, W2.shape[0], options, transposed, overwrite_H, lora)
+    sizes = _sizes_of(arrays, transposed)
+    return _Layer(arrays, *sizes, options, recipe, transposed, overwrite_H, lora)
 
 
 def _run(layer: _Layer, kind: int, K: int, capacity: int, X: Any, ids: Any, scores: Any,
          addend: Any) -> Any:  # fmt: skip
     """Return O and the routing's bytes."""
-    options, W2 = layer.options, layer.weights["W2"]
+    options = layer.options
     factors = Factors({}, (0, 0, 0), (1.0, 1.0))
     if layer.lora is not None:
-        columns, rows = (1, 2) if layer.transposed else (2, 1)
-        factors = factors_of(layer.lora, layer.E, W2.shape[rows], W2.shape[columns], options)
+        factors = factors_of(layer.lora, layer.E, layer.d, layer.n, options)
     static = _Static(
         kind, K, capacity, ACTIVATIONS.index(options.activation),
         LITERALS["gate_layout"].index(options.gate_layout), int(layer.transposed),
         float(options.clamp), float(options.alpha), float(options.up_shift),
-        options.column_blocks, *factors.ranks, *factors.scales,
+        options.column_blocks, *factors.ranks, *factors.scales, layer.recipe,
     )  # fmt: skip
     if addend is not None:
         addend = require_array(addend, "addend")
@@ -336,6 +363,7 @@ def moe(
     selection_bias: Any = None,
     addend: Any = None,
     lora: LoRA | None = None,
+    recipe: Recipe = "bf16",
     transposed: bool = False,
     overwrite_H: bool = True,
     return_aux: bool = False,
@@ -354,7 +382,8 @@ def moe(
         logits_or_scores: With `K` the router's logits, shape (..., E); with `ids` the scores of the
             chosen experts, shape (..., K). float32, bfloat16 or float16. Receives a gradient.
         W1: First weights of the experts, gate and up rows (see `gate_layout`), shape (E, 2n, d), or
-            (E, n, d) if it is split or the activation has no gate; n a multiple of 8.
+            (E, n, d) if it is split or the activation has no gate; n a multiple of 8. W1, W1_up and
+            W2 may be an `Fp8Weight`.
         W2: Second weights of the experts, shape (E, d, n).
         ids: Experts of each token, int32 or int64, shape (..., K); an id outside [0, E) is skipped.
         W1_up: Up rows, shape (E, n, d), with gate_layout="split".
@@ -367,6 +396,13 @@ def moe(
             shape of x.
         lora: Low-rank adapters of the weights. The gradient of a weight that is not differentiated
             is not computed.
+        recipe: How the experts' GEMMs compute. "fp8": forward and the gradients of the activations
+            and of x multiply E4M3 codes; the weights' gradients remain in 16 bits. "fp8_forward":
+            only forward multiplies codes, and backward dequantises the weights; required with
+            `lora`. W1, W1_up and W2 are `Fp8Weight`, or arrays, which the call then quantises, in
+            forward and again in backward. Both FP8 recipes require an H100 or H200, or the CPU
+            backend; an activation with a gate; d and n multiples of 16; gate_layout "split", or
+            "concatenated" with n a multiple of 128. "auto" is not supported.
         transposed: The last two dimensions of W1, W1_up and W2 are swapped: (E, d, 2n) and (E, n,
             d), as `jax.lax.ragged_dot` expects them. A transpose before the call would copy all
             weights in every step.
@@ -383,7 +419,7 @@ def moe(
             axes of a mesh outside `jax.shard_map`; the message names the argument.
         TypeError: An argument is not an array.
         NotImplementedError: vmap, derivatives of the gradient, symbolic shapes or token rounding is
-            used.
+            used, or the recipe does not support the layer.
 
     Example:
         >>> x, logits = jnp.ones((6, 16)), jnp.arange(24.0).reshape(6, 4)
@@ -395,7 +431,7 @@ def moe(
         raise NotImplementedError(
             f"rounding is not supported in JAX, got rounding={options['rounding']!r}"
         )
-    chosen = _moe(options)  # type: ignore[arg-type]
+    chosen = _moe({**options, "recipe": recipe})
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
     x = require_array(x, "x")
     X, E = rows_of(x, "x", "(..., d)"), layer.E
@@ -483,6 +519,7 @@ def grouped_experts(
     b2: Any = None,
     addend: Any = None,
     lora: LoRA | None = None,
+    recipe: Recipe = "bf16",
     transposed: bool = False,
     overwrite_H: bool = True,
     **options: Unpack[_OfExperts],
@@ -505,6 +542,7 @@ def grouped_experts(
         b2: As in `moe`.
         addend: As in `moe`, shape (R, d).
         lora: As in `moe`.
+        recipe: As in `moe`.
         transposed: As in `moe`.
         overwrite_H: As in `moe`.
         **options: Options of the layer by name; see `tilemoe.options.Options`.
@@ -521,7 +559,7 @@ def grouped_experts(
         >>> tilemoe.jax.grouped_experts(rows, counts, W1, W2).shape
         (5, 16)
     """
-    chosen = _grouped(options)  # type: ignore[arg-type]
+    chosen = _grouped({**options, "recipe": recipe})
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
     X, counts = require_array(rows, "rows"), require_array(counts, "counts", INTS)
     if X.ndim != 2:

@@ -27,6 +27,7 @@ from .._folder import directory
 MIN_JAX = (0, 10, 2)
 HANDLERS = (
     "forward", "backward", "top_k", "top_k_scores", "top_k_backward", "router_losses",
+    "quantize_fp8",
 )  # fmt: skip
 _STATUS = {1: ValueError, 2: NotImplementedError}
 _MAX_KEPT = 4096

@@ -19,6 +19,7 @@ _NO_VMAP = (
     "vmap over {handler} is not supported; fold the batch dimension into the tokens (..., "
     "T, d), or call experts of several layers one by one"
 )
+_NO_VMAP_OF_WEIGHTS = "vmap over {handler} is not supported; pass all weights as (..., E, out, in)"
 _NO_SECOND = "derivatives of the gradient ({handler}) are not supported"
 _SYMBOLIC = (
     "{name} has the symbolic shape ({shape}), expected numbers: the library computes "
@@ -134,7 +135,8 @@ def _runner(handler: str, types: tuple, over: tuple, attributes: tuple) -> Calla
 
     @unbatched.def_vmap
     def refuse_vmap(axis_size, in_batched, *operands):
-        raise NotImplementedError(_NO_VMAP.format(handler=handler))
+        text = _NO_VMAP_OF_WEIGHTS if handler == "quantize_fp8" else _NO_VMAP
+        raise NotImplementedError(text.format(handler=handler))
 
     run = jax.custom_jvp(unbatched)
 
