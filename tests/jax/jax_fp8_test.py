@@ -171,8 +171,10 @@ def test_16_bits_with_codes():
 
 def test_dtypes_of_gradients():
     a = {**layer("bfloat16"), "W1": layer("float32")["W1"]}
+    expected, _ = gradients(a)
     for made in (a, coded(a)):
-        _, of = gradients(made)
+        found, of = gradients(made)
+        equal(found, expected)  # codes of float32 values in both cases
         W1, W2 = (getattr(of[name], "master", of[name]) for name in ("W1", "W2"))
         assert (W1.dtype, W2.dtype, of["x"].dtype) == (jnp.float32, jnp.bfloat16, jnp.bfloat16)
         assert (W1 != W1.astype(jnp.bfloat16)).any()  # written in float32
@@ -208,12 +210,25 @@ def test_quantisations_of_a_program():
     assert quantisations(compiled(step, a).as_text()) == 2
 
 
+@pytest.mark.parametrize("ways", [lambda a: a, coded], ids=["arrays", "codes"])
+def test_H_and_codes_are_not_copied(ways):
+    """dH is in the memory of H, and gradients of W1 are a call of their own, as in 16 bits."""
+    text = compiled(jax.grad(loss), ways(layer("float32"))).as_text()
+    backward = [line for line in text.splitlines() if 'custom_call_target="tilemoe.backward.v1"' in line]
+    assert len(backward) == 2 and sum("output_to_operand_aliasing" in line for line in backward) == 1
+    assert not re.findall(rf"(f32\[{T * K},{2 * N}\]|f8e4m3fn\[[\d,]+\])\S* copy\(", text)
+
+
+def kinds(tree):
+    """Dtypes and shapes of a tree's arrays that have elements."""
+    arrays = [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype") and leaf.size]
+    return Counter((array.dtype.name, *array.shape) for array in arrays)
+
+
 def residuals(function, a):
-    """Arrays that backward keeps, as shapes and dtypes, without as many of the arguments' ones."""
-    kinds = lambda tree: Counter(  # noqa: E731
-        (leaf.dtype.name, *leaf.shape) for leaf in jax.tree.leaves(tree) if hasattr(leaf, "dtype") and leaf.size
-    )
-    return kinds(jax.vjp(function, a)[1]) - kinds(a)
+    """What backward keeps, and what of it is not among the arguments."""
+    kept = kinds(jax.vjp(function, a)[1])
+    return kept, kept - kinds(a)
 
 
 @pytest.mark.parametrize("recipe", FP8)
@@ -223,12 +238,14 @@ def test_residuals_are_those_of_16_bits(recipe, wide):
     a = layer("bfloat16")
     if wide:
         a |= {name: layer("float32")[name] for name in ("W1", "W2")}
-    in_16_bits = residuals(lambda a: moe(a, "bf16"), a)
+    _, in_16_bits = residuals(lambda a: moe(a, "bf16"), a)
     assert ("bfloat16", T * K, 2 * N) in in_16_bits  # H
     copies = Counter({("bfloat16", E, 2 * N, D): 1, ("bfloat16", E, D, N): 1}) if wide else Counter()
     assert in_16_bits & copies == copies
     for made in (a, coded(a)):
-        assert residuals(lambda a: moe(a, recipe), made) == in_16_bits - copies
+        kept, more = residuals(lambda a: moe(a, recipe), made)
+        assert more == in_16_bits - copies
+    assert not kept & kinds([a["W1"], a["W2"]])  # codes, and no masters
 
 
 def test_donation():
