@@ -118,11 +118,16 @@ def copy_package(app):
     package_source.copy_package(ROOT / "python" / "tilemoe", pathlib.Path(folder))
 
 
+IN_BOTH = "Aux|Fp8Weight|LoRA"  # classes of tilemoe and of tilemoe.jax
+
+
 def shorten_types(app, what, name, obj, directive, arguments, returned):
     """Name the package's types as users import them, and those of torch.distributed alone."""
 
     def short(text):
         text = re.sub(r"\btilemoe(\.jax)?(\.[a-z_]\w*)+\.(?=[A-Z])", r"tilemoe\1.", text or "")
+        package = "tilemoe.jax" if name.startswith("tilemoe.jax.") else "tilemoe"
+        text = re.sub(rf"(?<![\w.])(?=({IN_BOTH})\b)", f"{package}.", text)
         return re.sub(r"\btorch\.distributed(\.\w+)*\.(?=[A-Z])", "", text) or None
 
     return short(arguments) or arguments, short(returned)
