@@ -62,7 +62,8 @@ def check_speed(values, processes, rounds):
     assert 0 < values["update_ms"][1] < values["step_ms"][1]
     low, median, high = values["tokens_per_s_and_process"]
     assert low <= median <= high
-    assert median == pytest.approx(2 * 32 / (values["step_ms"][1] / 1e3), rel=0.5)
+    slowest, fastest = (2 * 32 / (values["step_ms"][i] / 1e3) for i in (2, 0))
+    assert slowest * 0.99 <= median <= fastest * 1.01  # also of few steps on a busy machine
 
 
 @pytest.fixture
