@@ -79,7 +79,8 @@ def train(folder, data, *options, processes=2, program=None, device="cuda"):
     command = [
         *launcher.python(processes), script, "--config", "tiny", "--data", data, "--output",
         folder / "run", "--steps", STEPS, "--save-every", STEPS, "--evaluate-every", STEPS,
-        "--batch", 8, "--micro-batch", 2, "--precision", precision, *options,
+        "--batch", 8, "--micro-batch", 2, "--warmup", 1, "--learning-rate", 3e-3,
+        "--precision", precision, *options,
     ]  # fmt: skip
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
