@@ -53,7 +53,6 @@ NO_K = "K is required unless ids is given"
 _GIVEN_AND_QUANTIZED = (
     "weight_grad_out requires weights that are not quantised; quantised weights have no gradients"
 )
-_ADAPTERS = "recipe='fp8' does not support adapters; use recipe='fp8_forward' with them"
 _ONE_OF_BOTH = "the adapters' gradients are returned by autograd, like those of the weights"
 
 
@@ -463,7 +462,7 @@ def _frozen(op, x, router, third, weights, layer, addend, rest, more, comm, reci
         which = "quantised weights require" if layer.lora is None else "lora requires"
         raise NotImplementedError(f"{which} chunks=1")
     if recipe == "fp8" and layer.lora is not None:
-        raise NotImplementedError(_ADAPTERS)
+        raise NotImplementedError(_checks.ADAPTERS_IN_FP8)
     *capacity, numbers, reals = rest
     quantized = operands(weights, x, recipe)
     if recipe == "fp8" and torch.is_grad_enabled():

@@ -17,6 +17,7 @@ SIGMOIDS = ("sigmoid", "sigmoid_renormalized")
 _ROUNDED_SCORINGS = ("softmax_over_chosen", "softmax_renormalized")
 _MAX_GROUPS = 32
 _ANY = "; tilemoe.gathered_mm and tilemoe.combine_mm support any function between them"
+ADAPTERS_IN_FP8 = "recipe='fp8' does not support adapters; use recipe='fp8_forward' with them"
 _MIN_FACTOR = 2.0**-126  # smallest normal number of float32: the library reads 0 as 1
 
 

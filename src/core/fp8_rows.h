@@ -32,7 +32,7 @@ struct QuantizeRows {
   bool float_scales;      // else powers of two
   void* stream;
   int64_t parts = 1;
-  const int32_t* end = nullptr;  // where the values are: the rows before *end alone; null: all
+  const int32_t* end = nullptr;  // on the values' device: only the rows before *end; null: all
 
   tilemoe_quantize_fp8_args arguments() const {
     tilemoe_tensor matrix = values;

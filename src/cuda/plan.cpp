@@ -299,7 +299,7 @@ ExpertsPlan make_plan(const PlanRequest& request, const DeviceInfo& device) {
 
   auto activation = step_of(ActivationGradient{});
   activation.W1 = weights.W1, activation.W2 = request.weights.W2;
-  activation.adapter = adapter_of(request.experts.rank_2),
+  activation.adapter = adapter_of(request.experts.rank_2);
   activation.dO_codes.codes = backward_codes;
   plan.activation_gradient = planned(activation);
 

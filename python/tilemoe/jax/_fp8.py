@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .. import _checks
+from ..options import LITERALS
 from . import _sharding
 from ._shapes import call, require_array, shape_text
 
@@ -166,10 +168,8 @@ def recipe_of(recipe: str, adapters: bool) -> int:
     if recipe == "auto":
         raise NotImplementedError(_AUTO)
     if recipe == "fp8" and adapters:
-        raise NotImplementedError(
-            "recipe='fp8' does not support adapters; use recipe='fp8_forward' with them"
-        )
-    return ("bf16", "fp8", "fp8_forward").index(recipe)
+        raise NotImplementedError(_checks.ADAPTERS_IN_FP8)
+    return LITERALS["recipe"].index(recipe)
 
 
 def operands_of(weight: Fp8Weight, name: str, recipe: int, transposed: bool) -> dict[str, Any]:

@@ -46,7 +46,7 @@ void clear_rest(const Rows& rows, const tilemoe_tensor& out, void* stream);
 // Quantised weights.
 
 void dequantize(const Dequantize& step);
-// end: in device memory, quantises the rows before *end alone, of blocks of one row; null: all.
+// end: in device memory; with blocks of one row, only the rows before *end. Null: all rows.
 void quantize_fp8(const tilemoe_quantize_fp8_args& args, const int32_t* end);
 
 // Low-rank adapters.
