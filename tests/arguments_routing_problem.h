@@ -260,7 +260,7 @@ struct Sizes : Problem {
   tilemoe_routing routing{};
   int64_t capacity = -77;
   size_t bytes = 77;
-  tilemoe_saved_size saved{sizeof(tilemoe_saved_size), 77, 77, 77, 77, 77, 77};
+  tilemoe_saved_size saved{sizeof(tilemoe_saved_size), 77, 77, 77, 77, 77, 77, 77};
   tilemoe_workspace_query query{};
 
   Sizes() {

@@ -126,7 +126,17 @@ Expected compute(const Inputs& inputs) {
       for (size_t j = 0; j < n; ++j) A.push_back(std::max(H[j], 0.f) * H[n + j]);
       const Codes of_A = codes_of(A, one.dtype, one.float_scales);
       for (const float a : A) A_rounded.push_back(rounded(a));
-      for (const float h : H) made.H.push_back(rounded(h));
+      // H as backward reads it.
+      std::vector<float> H_saved = H;
+      if (one.format_H == Format::kFp8)
+        for (const size_t half_begin : {size_t{0}, n}) {
+          const auto begin = H.begin() + static_cast<std::ptrdiff_t>(half_begin);
+          const Codes half = codes_of({begin, begin + one.n}, one.dtype, one.float_scales);
+          for (size_t j = 0; j < n; ++j)
+            H_saved[half_begin + j] =
+                static_cast<float>(value_of(half.codes[j])) * half.scales[j / 128];
+        }
+      for (float& h : H_saved) made.H.push_back(h = rounded(h));
       for (int64_t j = 0; j < one.d; ++j)
         made.O.push_back(rounded(rounded(
             (product(of_A, inputs.quantized.W2, e, j) +
@@ -137,8 +147,8 @@ Expected compute(const Inputs& inputs) {
       const Codes dO = codes_of({of_dO, of_dO + one.d}, one.dtype, one.float_scales);
       std::vector<float> d_gate, d_up;
       for (size_t j = 0; j < n; ++j) {
-        const float dA = product(dO, down, e, static_cast<int64_t>(j)), g = rounded(H[j]);
-        d_gate.push_back(rounded(g > 0 ? dA * rounded(H[n + j]) : 0.f));
+        const float dA = product(dO, down, e, static_cast<int64_t>(j)), g = H_saved[j];
+        d_gate.push_back(rounded(g > 0 ? dA * H_saved[n + j] : 0.f));
         d_up.push_back(rounded(std::max(g, 0.f) * dA));
       }
       const Codes of_gate = codes_of(d_gate, one.dtype, one.float_scales);
@@ -168,6 +178,22 @@ TEST(Fp8Recipe, HasTheBitsOfPlainLoops) {
       EXPECT_EQ(first_difference(got[kO], expected.O), -1);
       EXPECT_EQ(first_difference(got[kDX], expected.dX), -1);
     }
+}
+
+TEST(Fp8Recipe, HasTheBitsOfPlainLoopsWithHInFp8) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32})
+    for (const bool float_scales : {false, true})
+      for (const bool over_H : {false, true}) {
+        Case one = grouped_case(dtype);
+        one.format_H = Format::kFp8, one.dH_over_H = over_H;
+        one.activation = Activation::kReGLU, one.float_scales = float_scales;
+        const Inputs inputs = make_inputs(one, 11);
+        const Computed got = results_of(inputs, Passes::kAll);
+        const Expected expected = compute(inputs);
+        EXPECT_EQ(first_difference(got[kH], expected.H), -1);
+        EXPECT_EQ(first_difference(got[kO], expected.O), -1);
+        EXPECT_EQ(first_difference(got[kDX], expected.dX), -1);
+      }
 }
 
 // Adapters of both weights, and of each alone: the up-projection then has A to store without one.

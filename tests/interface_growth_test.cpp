@@ -302,7 +302,7 @@ TEST(InterfaceGrowth, FilledStructsAreFilledUpToTheirSize) {
   EXPECT_NE(std::string(tilemoe_last_error()).find("ds"), std::string::npos)
       << "the routing itself is right: " << tilemoe_last_error();
 
-  auto unsized = tilemoe_saved_size{0, 7, 7, 7, 7, 7, 7};
+  auto unsized = tilemoe_saved_size{0, 7, 7, 7, 7, 7, 7, 7};
   EXPECT_EQ(tilemoe_saved_bytes(&experts, &spec, &unsized), TILEMOE_INVALID_ARGUMENT);
   EXPECT_EQ(unsized.total, 7u);
 }

@@ -39,7 +39,8 @@ Experts Case::experts(Device device) const {
           .format_2 = format_2,
           .weight_blocks = weight_blocks,
           .recipe = recipe,
-          .float_scales = float_scales};
+          .float_scales = float_scales,
+          .format_H = format_H};
 }
 
 }  // namespace tilemoe::verify

@@ -61,8 +61,9 @@ struct Case {
   Format format_1 = Format::kNone, format_2 = Format::kNone;  // of W1 and W1_up, and of W2
   int32_t weight_blocks = 0;
   Recipe recipe = Recipe::kBf16;
-  bool float_scales = false;  // of X and A in the fp8 recipe; its weights have powers of two
-  bool padded = false;        // gaps between rows and experts: strides larger than dense ones
+  bool float_scales = false;        // of X and A in the fp8 recipe; its weights have powers of two
+  Format format_H = Format::kNone;  // of the saved H
+  bool padded = false;              // gaps between rows and experts: strides larger than dense ones
 
   RoutingKind routing = RoutingKind::kTopK;
   Scoring scoring = Scoring::kSoftmaxOverChosen;

@@ -45,6 +45,7 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
       quantized_view_(quantized_.view()),
       lora_(case_, case_.factor_dtype(), {.lora_1 = true, .lora_2 = true}, memory),
       packed_memory_(memory, experts_.packed_lora_bytes()),
+      codes_of_H_(case_, spec_.bound(), memory),
       routing_memory_(memory, spec_.bytes()) {
   const MatrixLayout rows{.padded = case_.padded};
   const std::vector<int64_t> outer = {case_.outer_rows(), case_.d};
@@ -92,7 +93,7 @@ Problem::Problem(const Inputs& inputs, Memory& memory)
   outputs_ = {{"O", &*O_}, {"H", &*H_}};
   const Tensor P1 = make_P(P1_, "P1", case_.lora.rank_1());
   const Tensor P2 = make_P(P2_, "P2", case_.lora.rank_2());
-  saved_ = Saved(H_->view(), P1, P2);
+  saved_ = codes_of_H_.given() ? codes_of_H_.saved() : Saved(H_->view(), P1, P2);
   if (wants.dX) outputs_.push_back({"dX", &dX_.emplace(memory, case_.dtype, outer, rows)});
   if (wants.ds) {
     const bool top_k = case_.routing == RoutingKind::kTopK;
@@ -134,6 +135,7 @@ void Problem::pack_lora() {
 
 void Problem::poison() {
   for (const NamedTensor& output : outputs_) output.tensor->poison();
+  codes_of_H_.poison();
   if (case_.accumulate_dW) dweights_->write(in_.dW_before), dlora_->write(in_.dlora_before);
   routing_memory_.poison();
   for (auto* workspace : {&routing_workspace_, &forward_workspace_, &backward_workspace_})
@@ -189,7 +191,12 @@ void Problem::route() {
   }
 }
 
+void Problem::give_H(bool memory_of_dH) {
+  if (codes_of_H_.given()) saved_.H = memory_of_dH ? H_->view() : Tensor();
+}
+
 ForwardArgs Problem::forward_args() {
+  give_H(false);
   ForwardArgs args;
   args.routing = &*routing_;
   args.weights = weights_.view();
@@ -204,6 +211,7 @@ ForwardArgs Problem::forward_args() {
 }
 
 BackwardArgs Problem::backward_args() {
+  give_H(case_.dH_over_H);
   BackwardArgs args;
   args.routing = &*routing_;
   args.weights = weights_.view();
@@ -227,6 +235,11 @@ Problem::BackwardCalls Problem::backward_calls() {
   auto& [first, second] = calls;
   if (!case_.dH_over_H) first.mode = BackwardMode::kFirst;
   second.mode = BackwardMode::kRest;
+  if (codes_of_H_.given() && case_.dH_over_H) {  // whose memory OVER_H uses as workspace
+    const size_t of_rest = experts_.workspace_bytes(spec_, BackwardMode::kRest);
+    first.workspace_bytes = second.workspace_bytes = std::max(first.workspace_bytes, of_rest);
+    first.workspace = second.workspace = sized(backward_workspace_, first.workspace_bytes, memory_);
+  }
   first.dX = {}, first.addend = {};
   first.dweights.W1 = first.dweights.W1_up = first.dweights.b1 = first.dweights.b1_up = {};
   first.dlora.A1 = first.dlora.B1 = first.dlora.A1_up = first.dlora.B1_up = {};
@@ -348,6 +361,7 @@ std::vector<Pair> Problem::rounded_pairs() const {
 }
 
 std::vector<float> Problem::read_H() const {
+  if (codes_of_H_.given()) return codes_of_H_.read();
   std::vector<float> H = H_->read();
   const bool interleaved_columns =
       case_.gate_layout == GateLayout::kInterleaved && case_.W1_transposed;
@@ -411,6 +425,7 @@ std::vector<std::string> Problem::damage() {
   if (case_.lora.any() && packed_memory_.fingerprint() != packed_fingerprint_)
     lines.emplace_back("the packed adapters were changed");
   for (const std::string& line : quantized_.damage()) lines.push_back(line);
+  for (const std::string& line : codes_of_H_.damage()) lines.push_back(line);
   if (mm_) lines.insert(lines.end(), mm_->damage().begin(), mm_->damage().end());
   check("routing", &routing_memory_);
   check("workspace of the routing", routing_workspace_.get());

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fp8_H.h"
 #include "inputs.h"
 #include "lora_tensors.h"
 #include "memory.h"
@@ -90,6 +91,7 @@ class Problem {
   void pack_lora();
   std::vector<Pair> rounded_pairs() const;
   std::vector<float> read_H() const;  // gate columns, then up columns
+  void give_H(bool memory_of_dH);     // in `saved_`, for a call
   // `buffer` of exactly `bytes` bytes
   static void* sized(std::unique_ptr<GuardedBuffer>& buffer, size_t bytes, Memory& memory);
 
@@ -112,6 +114,7 @@ class Problem {
   std::vector<Input> inputs_;
 
   std::optional<GuardedTensor> O_, H_, P1_, P2_, dX_, ds_;
+  CodesOfH codes_of_H_;  // given: H_ is the memory of dH alone
   std::optional<WeightTensors> dweights_;
   std::optional<LoraTensors> dlora_;
   std::vector<NamedTensor> outputs_;

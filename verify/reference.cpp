@@ -247,6 +247,7 @@ class Evaluation {
     Matrix<Real> A_of_adapter = A;
     store(A_of_adapter);
     fp8 ? store_codes(A) : store(A);
+    if (case_.format_H == Format::kFp8) store_codes(H, 2);
     store(H);
     for (size_t r = 0; r < count && wanted(case_, kH); ++r)
       std::copy_n(H.row(r), h_, values_[kH].data() + static_cast<size_t>(pairs[r].row) * h_);

@@ -191,6 +191,9 @@ struct Saved : tilemoe_saved {
       : Saved(pre_activation) {
     P1 = low_rank_1, P2 = low_rank_2;
   }
+  /// Takes the memory of H as codes and scales, with Experts::format_H FP8. Backward in mode OVER_H
+  /// also requires `H`, the memory of dH (capacity, 2n).
+  Saved(uint8_t* codes, float* scales) : Saved() { H_codes = codes, H_scales = scales; }
 };
 
 /// Arguments of Experts::forward(), see tilemoe_forward_args.
@@ -296,6 +299,7 @@ struct Experts {
   int32_t weight_blocks = 0;        ///< blocks of experts to dequantise; 0 or 1: all at once
   Recipe recipe = Recipe::kBf16;    ///< how the GEMMs compute
   bool float_scales = false;        ///< FP8 recipes: scales of rows are not only powers of two
+  Format format_H = Format::kNone;  ///< format of the saved H: kNone or kFp8
 
   /// Returns the C struct.
   tilemoe_experts to_c() const {
@@ -314,6 +318,7 @@ struct Experts {
     experts.weight_blocks = weight_blocks;
     experts.recipe = static_cast<tilemoe_recipe>(recipe);
     experts.float_scales = float_scales;
+    experts.format_H = static_cast<tilemoe_format>(format_H);
     return experts;
   }
 

@@ -710,7 +710,7 @@ typedef struct tilemoe_experts {
    * scale per 128 columns of a row (dH: of gate or of up), as tilemoe_quantize_fp8() does with
    * `block_rows` 1, and the weights are the codes of the call. Every 128 terms a sum is multiplied
    * by the scales and added to a float32 accumulator. A is quantised from float32, dH from its
-   * rounded values; H, Y, O, dH, A' and dX~ have the experts' dtype.
+   * rounded values; H (see `format_H`), Y, O, dH, A' and dX~ have the experts' dtype.
    *
    * In backward, TILEMOE_RECIPE_FP8 reads the transposed weights of the call, and computes the
    * weight gradients from dO, A', dH and X in the experts' dtype. TILEMOE_RECIPE_FP8_FORWARD
@@ -723,6 +723,13 @@ typedef struct tilemoe_experts {
    * arch "sm90". A block of `column_blocks` has a multiple of 128 columns. */
   tilemoe_recipe recipe;
   int32_t float_scales; /**< FP8: 1: scales of rows are any float32; 0: powers of two */
+  /** Format of the H that forward saves: NONE, the experts' dtype, or FP8, e4m3 codes with a scale
+   * per 128 columns of gate or of up of a row (tilemoe_saved::H_codes), about half of the bytes.
+   * Forward computes A from float32 and quantises H from float32, so that O does not depend on this
+   * field; backward computes with code * scale, rounded to the experts' dtype. Requires
+   * TILEMOE_RECIPE_FP8. */
+  tilemoe_format format_H;
+  int32_t reserved_2; /**< 0 */
 } tilemoe_experts;
 
 /** Weights of the experts, in the layout of the checkpoint, or their gradients. The last two
@@ -919,7 +926,9 @@ typedef enum tilemoe_saved_state TILEMOE_INT {
 typedef struct tilemoe_saved {
   uint64_t struct_size; /**< sizeof(tilemoe_saved) */
   tilemoe_tensor H; /**< (capacity, 2n) or (capacity, n), contiguous: gate columns, then up columns;
-                       on CUDA in W1's own order if W1 is interleaved and has stride 1 on 2n */
+                       on CUDA in W1's own order if W1 is interleaved and has stride 1 on 2n. With
+                       experts.format_H FP8 absent, except in mode OVER_H and in REST after it: the
+                       memory of dH, which OVER_H writes */
   const void* dH;   /**< set by backward: the workspace that contains dH; null if none does */
   tilemoe_saved_state state; /**< set by forward and backward */
   int32_t reserved;          /**< 0 */
@@ -927,17 +936,24 @@ typedef struct tilemoe_saved {
                            counted in the smaller struct of an older caller */
   tilemoe_tensor P1;    /**< (capacity, rank_1), contiguous; absent without an adapter of W1 */
   tilemoe_tensor P2;    /**< (capacity, rank_2), contiguous; absent without an adapter of W2 */
+  /** experts.format_H FP8: H as (capacity, 2n) e4m3 codes, contiguous and aligned to 16 bytes, else
+   * null. Backward in mode OVER_H overwrites the codes and the scales; REST does not read them, and
+   * they may be null. 16 columns of gate are followed by the same columns of up, both in the order
+   * 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. */
+  uint8_t* H_codes;
+  float* H_scales; /**< with `H_codes`: (capacity, n/128 rounded up, 2), gate and up, contiguous */
 } tilemoe_saved;
 
 /** Bytes of memory that must be kept from forward to backward. */
 typedef struct tilemoe_saved_size {
   uint64_t struct_size; /**< sizeof(tilemoe_saved_size) */
   size_t rows;    /**< X (T, d), or the rows (capacity, d) of grouped routing, kept by the caller */
-  size_t H;       /**< tilemoe_saved::H */
+  size_t H;       /**< tilemoe_saved::H, or H_codes and H_scales */
   size_t routing; /**< tilemoe_routing_bytes() */
   size_t total;   /**< the sum of all other fields */
   size_t P1;      /**< tilemoe_saved::P1, part of `total` */
   size_t P2;      /**< tilemoe_saved::P2, part of `total` */
+  size_t H_scales; /**< tilemoe_saved::H_scales, part of `H` */
 } tilemoe_saved_size;
 /** Fills `*size` with the bytes of the saved state. Set `size->struct_size` first. */
 TILEMOE_API tilemoe_status tilemoe_saved_bytes(const tilemoe_experts* experts,

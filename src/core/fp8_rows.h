@@ -15,6 +15,10 @@ inline bool is_fp8(const tilemoe_experts& experts) {
 inline bool is_fp8_backward(const tilemoe_experts& experts) {
   return experts.recipe == TILEMOE_RECIPE_FP8;
 }
+// Whether H is saved as codes.
+inline bool saves_fp8_H(const tilemoe_experts& experts) {
+  return experts.format_H == TILEMOE_FORMAT_FP8;
+}
 
 // Rows as e4m3 codes with a scale per 128 columns (core/fp8.h), contiguous. Absent without codes. Of
 // several parts, gate and up: first all rows of one, then all rows of the other.
@@ -24,6 +28,23 @@ struct Fp8Rows {
 
   bool given() const { return codes != nullptr; }
 };
+
+// H of the fp8 recipe as codes, of gate and up: 16 columns of gate and the same columns of up have the
+// bytes that these columns of A' have in 16 bits, which may lie over them. In 16 columns the order is
+// that in which a lane of a tensor core has them, so that 8-bit fragments are loaded as 16-bit ones.
+struct Fp8H {
+  uint8_t* codes = nullptr;  // (capacity, 2n)
+  float* scales = nullptr;   // (capacity, n / 128 rounded up, 2)
+
+  bool given() const { return codes != nullptr; }
+};
+inline constexpr int64_t kFp8HColumns = 16;
+// Where the code of column `column` of gate (half 0) or up is in its row.
+constexpr int64_t place_in_fp8_H(int half, int64_t column) {
+  const int64_t in_group = column % kFp8HColumns;
+  return (column / kFp8HColumns * 2 + half) * kFp8HColumns + in_group % 8 / 2 * 4 +
+         in_group / 8 * 2 + in_group % 2;
+}
 
 // The fp8 recipe: values as codes, of one row or more.
 struct QuantizeRows {

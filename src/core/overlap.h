@@ -34,7 +34,7 @@ class MemoryUse {
   void add(const char* name, const char* except, const tilemoe_tensor& tensor, bool written);
   static bool share_memory(const Entry& a, const Entry& b);
 
-  static constexpr size_t kMaxArrays = 48;  // a backward has 45
+  static constexpr size_t kMaxArrays = 48;  // a backward has 47
   Entry entries_[kMaxArrays];
   size_t count_ = 0;
 };

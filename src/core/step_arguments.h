@@ -127,7 +127,8 @@ struct UpProjection {
   // is written as codes.
   Fp8Rows X_codes = {};
   Fp8Rows A_codes = {};       // out (capacity, n)
-  bool float_scales = false;  // of A_codes, as in QuantizeRows
+  bool float_scales = false;  // of A_codes and H_codes, as in QuantizeRows
+  Fp8H H_codes = {};          // out, in place of H; absent: not saved, or saved as H
 };
 
 // Y = A W2^T + b2, or a block of the columns of Y: W2 then has only the rows of that block.
@@ -186,6 +187,7 @@ struct ActivationGradient {
   // The fp8 recipe: W2 transposed (E, n, d), and codes of dO (T, d), which are read instead of dO.
   WeightCodes codes = {};
   Fp8Rows dO_codes = {};
+  Fp8H H_codes = {};  // read instead of H; A' of 16 bits may lie over the codes
 };
 
 // ds(pair) = sum over groups, in order, of ds_partial(group, row) + <dO_t, b2_e>; 0 for a pair

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/formats.h"
 #include "core/fp8.h"
+#include "cpu/elementwise.h"
 
 namespace tilemoe::cpu {
 namespace {
@@ -139,21 +140,62 @@ void multiply_fp8(int64_t rows, int64_t columns, const Fp8Tile& A, const Fp8Oper
   }
 }
 
+namespace {
+
+// The factor of the codes of a block.
+float factor_of(const UpProjection& step, const float* values, int64_t count) {
+  float amax = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    const float magnitude = std::fabs(values[j]);
+    amax = magnitude > amax ? magnitude : amax;  // not a NaN
+  }
+  return fp8_factor(amax, largest_of(step.experts->dtype), !step.float_scales);
+}
+
+}  // namespace
+
 void store_codes(const UpProjection& step, int64_t row, int64_t first, int64_t columns,
                  const float* values) {
   const int64_t n = step.experts->n, across = blocks_of(n, kFp8Tile);
-  const float largest = largest_of(step.experts->dtype);
   for (int64_t begin = 0; begin < columns; begin += kFp8Tile) {
     const int64_t count = std::min(kFp8Tile, columns - begin);
-    float amax = 0;
-    for (int64_t j = 0; j < count; ++j) {
-      const float magnitude = std::fabs(values[begin + j]);
-      amax = magnitude > amax ? magnitude : amax;  // not a NaN
-    }
-    const float factor = fp8_factor(amax, largest, !step.float_scales);
+    const float factor = factor_of(step, values + begin, count);
     uint8_t* const codes = step.A_codes.codes + row * n + first + begin;
     for (int64_t j = 0; j < count; ++j) codes[j] = to_e4m3(values[begin + j] * factor);
     step.A_codes.scales[row * across + (first + begin) / kFp8Tile] = 1.f / factor;
+  }
+}
+
+void store_codes_of_H(const UpProjection& step, int64_t row, int64_t first, int64_t columns,
+                      const float* gate, const float* up) {
+  const int64_t n = step.experts->n, across = blocks_of(n, kFp8Tile);
+  uint8_t* const codes = step.H_codes.codes + row * 2 * n;
+  for (int half = 0; half < 2; ++half) {
+    const float* const values = half == 0 ? gate : up;
+    for (int64_t begin = 0; begin < columns; begin += kFp8Tile) {
+      const int64_t count = std::min(kFp8Tile, columns - begin), column = first + begin;
+      const float factor = factor_of(step, values + begin, count);
+      for (int64_t j = 0; j < count; ++j)
+        codes[place_in_fp8_H(half, column + j)] = to_e4m3(values[begin + j] * factor);
+      step.H_codes.scales[(row * across + column / kFp8Tile) * 2 + half] = 1.f / factor;
+    }
+  }
+}
+
+void read_codes_of_H(const Fp8H& H, int64_t n, int64_t row, int half, int64_t first,
+                     int64_t columns, tilemoe_dtype dtype, float* values) {
+  const uint8_t* const codes = H.codes + row * 2 * n;
+  const float* const scales = H.scales + row * 2 * blocks_of(n, kFp8Tile) + half;
+  for (int64_t j = 0; j < columns; ++j) {
+    const int64_t column = first + j;
+    values[j] = e4m3_to_float(codes[place_in_fp8_H(half, column)]) * scales[column / kFp8Tile * 2];
+  }
+  if (dtype == TILEMOE_FLOAT32) return;
+  alignas(64) uint16_t rounded[kColumns];
+  for (int64_t j = 0; j < columns; j += kColumns) {
+    const int64_t count = std::min(kColumns, columns - j);
+    from_float(values + j, rounded, dtype, 1, count, false);
+    to_float(rounded, dtype, 1, values + j, count);
   }
 }
 

@@ -31,5 +31,12 @@ void multiply_fp8(int64_t rows, int64_t columns, const Fp8Tile& A, const Fp8Oper
 // Writes the codes of `columns` values of a row of A, from column `first` on, a multiple of 128.
 void store_codes(const UpProjection& step, int64_t row, int64_t first, int64_t columns,
                  const float* values);
+// The same of the columns of H that make these columns of A.
+void store_codes_of_H(const UpProjection& step, int64_t row, int64_t first, int64_t columns,
+                      const float* gate, const float* up);
+// Reads `columns` columns of gate (half 0) or up of a row of H, from column `first` on: code * scale,
+// rounded to the dtype.
+void read_codes_of_H(const Fp8H& H, int64_t n, int64_t row, int half, int64_t first,
+                     int64_t columns, tilemoe_dtype dtype, float* values);
 
 }  // namespace tilemoe::cpu

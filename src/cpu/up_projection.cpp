@@ -76,6 +76,7 @@ void project(const UpProjection& step, const RowTile& tile, int64_t first, int64
       from_float(gate, H_gate.row(i), step.H.dtype, 1, columns, false);
       if (gated) from_float(up, H_up.row(i), step.H.dtype, 1, columns, false);
     }
+    if (step.H_codes.given()) store_codes_of_H(step, tile.first + i, first, columns, gate, up);
     if (fp8) {
       activate(experts, gate, up, buffer, columns);
       store_codes(step, tile.first + i, first, columns, buffer);

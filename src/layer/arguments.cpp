@@ -16,7 +16,8 @@ namespace {
 
 using namespace limits;
 
-constexpr int64_t kFp8Multiple = 16;  // of d and n: a row of codes is a multiple of 16 bytes
+constexpr uintptr_t kScaleAlignment = 8;  // gate and up are read at once
+constexpr int64_t kFp8Multiple = 16;      // of d and n: a row of codes is a multiple of 16 bytes
 
 const char* contiguous_dimension(const tilemoe_tensor& W1) {
   return contiguous_along_d(W1) ? "d" : "n";
@@ -41,12 +42,27 @@ void check_activation(const tilemoe_experts& experts) {
                             << experts.up_shift << ": expected finite numbers and clamp >= 0");
 }
 
+// H as codes is read by the GEMMs of the recipe fp8 alone.
+void check_format_H(const tilemoe_experts& experts) {
+  TILEMOE_CHECK(
+      experts.format_H >= TILEMOE_FORMAT_NONE && experts.format_H <= TILEMOE_FORMAT_NVFP4,
+      "format_H is " << static_cast<int>(experts.format_H) << ", expected a tilemoe_format");
+  if (experts.format_H == TILEMOE_FORMAT_NONE) return;
+  TILEMOE_CHECK_SUPPORTED(saves_fp8_H(experts), "format_H is "
+                                                    << tilemoe_format_name(experts.format_H)
+                                                    << ", expected none or fp8");
+  TILEMOE_CHECK_SUPPORTED(
+      is_fp8_backward(experts),
+      "format_H is fp8, which requires the recipe fp8, but recipe is " << recipe_name(experts));
+}
+
 // The fp8 recipes are not computed for every layer; quantized.cpp checks the order of the codes.
 void check_recipe(const tilemoe_experts& experts) {
   TILEMOE_CHECK(
       experts.recipe >= TILEMOE_RECIPE_BF16 && experts.recipe <= TILEMOE_RECIPE_FP8_FORWARD,
       "recipe is " << static_cast<int>(experts.recipe) << ", expected a value in [0, 2]");
   check_flag("float_scales", experts.float_scales);
+  check_format_H(experts);
   if (experts.recipe == TILEMOE_RECIPE_BF16) {
     TILEMOE_CHECK(experts.float_scales == 0,
                   "float_scales is 1, expected 0: it requires the recipe fp8 or fp8_forward");
@@ -134,6 +150,7 @@ tilemoe_experts read_experts(const tilemoe_experts* given) {
   TILEMOE_CHECK(experts.weight_blocks >= 0,
                 "weight_blocks is " << experts.weight_blocks << ", expected at least 0");
   check_reserved("experts", experts.reserved);
+  check_reserved("experts", experts.reserved_2);
   check_recipe(experts);
   const int64_t matrix = checked_product(h_width(experts), experts.d, "2n * d");
   checked_product(checked_product(experts.E, matrix, "E * 2n * d"), 4, "bytes of W1");
@@ -212,9 +229,44 @@ void check_optional_rows(const char* name, const tilemoe_tensor& tensor,
 }
 
 void check_H(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
-             const tilemoe_saved& saved) {
+             const tilemoe_saved& saved, SavedH needed) {
   check_reserved("saved", saved.reserved);
-  check_tensor("saved.H", saved.H, {{spec.capacity, h_width(experts)}, {experts.dtype}});
+  const TensorRule rows{{spec.capacity, h_width(experts)}, {experts.dtype}};
+  if (!saves_fp8_H(experts)) {
+    check_tensor("saved.H", saved.H, rows);
+    TILEMOE_CHECK(saved.H_codes == nullptr && saved.H_scales == nullptr,
+                  "saved.H_codes or H_scales is given, expected null: experts.format_H is none");
+    return;
+  }
+  if (needed.memory_of_dH)
+    check_tensor("saved.H", saved.H, rows);
+  else
+    check_absent("saved.H", saved.H,
+                 "experts.format_H is fp8, and the call neither writes nor reads dH there");
+  if (!needed.values) return;
+  TILEMOE_CHECK(spec.capacity == 0 || (saved.H_codes != nullptr && saved.H_scales != nullptr),
+                "saved.H_codes or H_scales is null, expected both: experts.format_H is fp8");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(saved.H_codes) % kFp8RowAlignment == 0,
+                "saved.H_codes is not aligned to " << kFp8RowAlignment << " bytes");
+  TILEMOE_CHECK(reinterpret_cast<uintptr_t>(saved.H_scales) % kScaleAlignment == 0,
+                "saved.H_scales is not aligned to " << kScaleAlignment << " bytes");
+}
+
+size_t fp8_H_code_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  return static_cast<size_t>(checked_product(spec.capacity, h_width(experts), "bytes of H_codes"));
+}
+size_t fp8_H_scale_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  const int64_t of_row = 2 * blocks_of(experts.n, kFp8Tile) * int64_t{sizeof(float)};
+  return static_cast<size_t>(checked_product(spec.capacity, of_row, "bytes of H_scales"));
+}
+void use_fp8_H(MemoryUse& memory, const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+               const tilemoe_saved& saved, bool writes) {
+  if (saved.H_codes == nullptr) return;
+  const auto use = [&](const char* name, const void* data, size_t bytes) {
+    writes ? memory.writes(name, data, bytes) : memory.reads(name, data, bytes);
+  };
+  use("saved.H_codes", saved.H_codes, fp8_H_code_bytes(experts, spec));
+  use("saved.H_scales", saved.H_scales, fp8_H_scale_bytes(experts, spec));
 }
 
 void check_ds(const tilemoe_tensor& ds, const tilemoe_routing_spec& spec) {

@@ -2,6 +2,7 @@
 // caller's structs and checked.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -25,6 +26,8 @@ bool split(const tilemoe_experts& experts);
 const char* recipe_name(const tilemoe_experts& experts);
 // Rows of W1 itself: 2n, or n if the up rows have a tensor of their own or the activation no gate.
 int64_t w1_rows(const tilemoe_experts& experts);
+// The alignment of codes of rows.
+inline constexpr uintptr_t kFp8RowAlignment = 16;
 // W1 (E, rows, d) or its gradient.
 bool contiguous_along_d(const tilemoe_tensor& W1);
 
@@ -34,8 +37,19 @@ void check_rows(const char* name, const tilemoe_tensor& tensor, const tilemoe_ex
                 const tilemoe_routing_spec& spec);
 void check_optional_rows(const char* name, const tilemoe_tensor& tensor,
                          const tilemoe_experts& experts, const tilemoe_routing_spec& spec);
+// The part of a saved H that a call uses: its values, and if they are codes, saved.H as the memory of
+// dH.
+struct SavedH {
+  bool values = true, memory_of_dH = false;
+};
 void check_H(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
-             const tilemoe_saved& saved);
+             const tilemoe_saved& saved, SavedH needed = {});
+// Bytes of H_codes and of H_scales.
+size_t fp8_H_code_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec);
+size_t fp8_H_scale_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec);
+// Both as the memory of a call, if they are given.
+void use_fp8_H(MemoryUse& memory, const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+               const tilemoe_saved& saved, bool writes);
 void check_ds(const tilemoe_tensor& ds, const tilemoe_routing_spec& spec);
 void check_block_turns(int32_t turns);
 

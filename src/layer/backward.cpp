@@ -21,8 +21,7 @@ class BackwardSteps {
         any_rows_(call.routing.spec.capacity > 0),
         base_(static_cast<char*>(call.args.workspace)),
         dH_(place_of_dH(call, base_)),
-        A_scaled_(
-            region(call.experts, call.routing.spec, base_, call.plan.A_scaled, call.experts.n)),
+        A_scaled_(place_of_A_scaled(call, base_)),
         Q2_(rank_rows(experts_->rank_2 > 0 && call.work.needs_activation_gradient(), call.plan.Q2,
                       experts_->rank_2)),
         Q1_(rank_rows(call.work.needs_Q1(call.experts), call.plan.Q1, experts_->rank_1)),
@@ -72,7 +71,8 @@ class BackwardSteps {
             .tuning = tuning_,
             .adapter = {Q2_, transposed_or_absent(block.of(call_.lora.A2))},
             .codes = blocks_.codes_2(0),
-            .dO_codes = dO_codes});
+            .dO_codes = dO_codes,
+            .H_codes = {call_.saved.H_codes, call_.saved.H_scales}});
     };
     blocks_.for_each_W2(&Steps::dequantize_W2_again, call_.plan.W2, rows, false, gradient);
   }
@@ -122,7 +122,7 @@ class BackwardSteps {
             .tuning = tuning_,
             .gradient = dB1_with_Q1() ? gradient_of_B(gradients_1().step[0]) : LoraGradient{}});
     if (!wants(TILEMOE_GRADIENT_X)) return;
-    const Fp8Rows dH_codes = fp8_ ? codes_at(base_, call_.plan.dH_codes) : Fp8Rows{};
+    const Fp8Rows dH_codes = fp8_ ? place_of_dH_codes() : Fp8Rows{};
     if (fp8_ && any_rows_)
       run_(&Steps::quantize_dH, {.values = dH_,
                                  .out = dH_codes,
@@ -209,6 +209,17 @@ class BackwardSteps {
     if (present(call.dH)) return call.dH;
     if (call.work.dH_over_H) return call.saved.H;
     return region(call.experts, call.routing.spec, workspace, call.plan.dH, h_width(call.experts));
+  }
+  static tilemoe_tensor place_of_A_scaled(const BackwardCall& call, char* workspace) {
+    tilemoe_tensor A_scaled =
+        region(call.experts, call.routing.spec, workspace, call.plan.A_scaled, call.experts.n);
+    if (A_scaled_over_codes(call.experts, call.work)) A_scaled.data = call.saved.H_codes;
+    return A_scaled;
+  }
+  Fp8Rows place_of_dH_codes() const {
+    if (consumes_codes(call_.experts, call_.work))
+      return {call_.saved.H_codes, call_.saved.H_scales};
+    return codes_at(base_, call_.plan.dH_codes);
   }
   // The weights that steps read as codes.
   static tilemoe_quantized_weights transposed_of(tilemoe_quantized_weights quantized) {

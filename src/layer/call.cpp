@@ -13,8 +13,6 @@
 namespace tilemoe {
 namespace {
 
-constexpr uintptr_t kFp8RowAlignment = 16;
-
 // The arguments are checked.
 KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
                         const tilemoe_routing& routing, const tilemoe_weights& weights) {
@@ -113,6 +111,7 @@ void ForwardCall::check_memory() const {
   MemoryUse memory;
   memory.writes("O", args.O);
   memory.writes("saved.H", saved.H);
+  use_fp8_H(memory, experts, routing.spec, saved, /*writes=*/true);
   memory.writes("saved.P1", saved.P1);
   memory.writes("saved.P2", saved.P2);
   if (args.dry_run == 0) memory.writes("workspace", args.workspace, plan.total);
@@ -209,7 +208,7 @@ KernelPlan BackwardCall::checked_kernels() const {
   check_block_turns(args.block_turns);
   check_flag("accumulate", args.accumulate);
   check_weight_gradients();
-  check_H(experts, spec, saved);
+  check_H(experts, spec, saved, {.values = !work.from_dH(), .memory_of_dH = work.dH_over_H});
   check_P(experts, spec, saved);
   check_rows("X", args.X, experts, spec);
   if (!work.from_dH()) check_rows("dO", args.dO, experts, spec);
@@ -318,6 +317,7 @@ void BackwardCall::check_memory() const {
     memory.writes("saved.H", saved.H);
   else
     memory.reads("saved.H", saved.H);
+  if (!work.from_dH()) use_fp8_H(memory, experts, routing.spec, saved, work.dH_over_H);
   read_weights_and_routing(memory, weights, routing, part);
   read_quantized_memory(memory, quantized, experts);
   read_lora_memory(memory, lora);

@@ -54,7 +54,9 @@ tilemoe_saved_size saved_bytes(const tilemoe_experts* given_experts,
   tilemoe_saved_size size{};
   size.rows = static_cast<size_t>(checked_product(
       checked_product(outer_rows(spec), experts.d, "T * d"), element, "bytes of X"));
-  size.H = row_bytes(experts, spec, h_width(experts));
+  if (saves_fp8_H(experts)) size.H_scales = fp8_H_scale_bytes(experts, spec);
+  size.H = saves_fp8_H(experts) ? fp8_H_code_bytes(experts, spec) + size.H_scales
+                                : row_bytes(experts, spec, h_width(experts));
   size.routing = routing_bytes(spec);
   size.P1 = row_bytes(experts, spec, experts.rank_1);
   size.P2 = row_bytes(experts, spec, experts.rank_2);
@@ -171,7 +173,8 @@ void run_forward(const ForwardCall& call, const tilemoe_tensor& A, StepObserver*
                                 .codes = blocks.codes_1(),
                                 .X_codes = X_codes,
                                 .A_codes = A_codes,
-                                .float_scales = float_scales});
+                                .float_scales = float_scales,
+                                .H_codes = {call.saved.H_codes, call.saved.H_scales}});
   };
   if (spec.capacity > 0 && call.gemms != Gemms::kSecond)
     blocks.for_each_W1(&Steps::dequantize_W1, call.plan.W1, rows, false, up_projection);

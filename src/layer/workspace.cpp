@@ -128,7 +128,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
 
   if (work.needs_activation_gradient()) {
     Plan activation = all;
-    if (work.wants(BackwardWork::kNeedsAScaled))
+    if (work.wants(BackwardWork::kNeedsAScaled) && !A_scaled_over_codes(experts, work))
       A_scaled = activation.take(row_bytes(experts, spec, experts.n));
     if (experts.rank_2 > 0) Q2 = activation.take(row_bytes(experts, spec, experts.rank_2));
     if (work.wants(TILEMOE_GRADIENT_LORA_2) && experts.rank_2 > 0)
@@ -155,7 +155,8 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     Plan dX = all;
     dX_rows = dX.take(row_bytes(experts, spec, block_columns));
     W1 = dX.take(fp8 ? 0 : dequantized_bytes_1(experts));
-    if (fp8) dH_codes = take_codes(dX, 2 * spec.capacity, experts.n);
+    if (fp8 && !consumes_codes(experts, work))
+      dH_codes = take_codes(dX, 2 * spec.capacity, experts.n);
     dX_scratch = scratch_after(dX, steps.input_gradient);
   }
   if (work.wants(TILEMOE_GRADIENT_W1 | TILEMOE_GRADIENT_W1_UP))

@@ -84,6 +84,15 @@ struct BackwardWork {
       kFromDH | TILEMOE_GRADIENT_S | kNeedsAScaled | TILEMOE_GRADIENT_B2;
 };
 
+// Whether the backward overwrites the codes of H: A' of 16 bits lies over them until the gradients
+// of W2 exist, and then the codes of dH, which are as many.
+inline bool consumes_codes(const tilemoe_experts& experts, const BackwardWork& work) {
+  return saves_fp8_H(experts) && work.mode == TILEMOE_BACKWARD_OVER_H;
+}
+inline bool A_scaled_over_codes(const tilemoe_experts& experts, const BackwardWork& work) {
+  return consumes_codes(experts, work) && experts.dtype != TILEMOE_FLOAT32;
+}
+
 // dH lives from the activation gradient to the last step, and until calls of mode REST: it lies
 // first, and nothing shares its place. The rest of the workspace holds, one after another in time:
 // A' and Q2 with the partial sums of ds and the dequantised W2, then with the scratch of dW2 and of
