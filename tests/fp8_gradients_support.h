@@ -32,6 +32,7 @@ struct Fp8GradientCase {
   bool gathers = true;
   bool float_scales = false;
   bool dH_over_H = false;
+  bool H_in_codes = false;                // with dH_over_H, A' lies over them
   int64_t first_column = 0, columns = 0;  // of the block of columns of dX~; no columns: the rest
   std::optional<cuda::TileConfiguration> tile = {};
 };
@@ -40,7 +41,8 @@ inline std::ostream& operator<<(std::ostream& out, const Fp8GradientCase& c) {
   return out << c.counts.size() << " experts, d " << c.d << ", n " << c.n << ", "
              << tilemoe_dtype_name(c.dtype) << ", " << tilemoe_activation_name(c.activation)
              << (c.is_split ? ", split" : "") << (c.gathers ? "" : ", in order")
-             << (c.float_scales ? ", float scales" : "") << ", columns from " << c.first_column;
+             << (c.float_scales ? ", float scales" : "") << (c.H_in_codes ? ", H in codes" : "")
+             << ", columns from " << c.first_column;
 }
 
 class Fp8GradientProblem {
@@ -65,6 +67,8 @@ class Fp8GradientProblem {
         A_scaled_(memory, dtype(), {capacity_, c.n}),
         ds_(memory, DType::kFloat32, {ds_groups(c.n), capacity_}),
         dX_(memory, dtype(), {capacity_, dX_columns()}),
+        H_codes_(memory, static_cast<size_t>(capacity_ * 2 * c.n)),
+        H_scales_(memory, static_cast<size_t>(capacity_ * 2 * blocks_of(c.n, kFp8Tile)) * 4),
         dO_codes_(1, c.gathers ? kTokens : capacity_, c.d, 1),
         dH_codes_(2, capacity_, c.n, 1),
         W2_(E_, c.n, c.d, kFp8Tile),
@@ -88,8 +92,14 @@ class Fp8GradientProblem {
     step.experts = &experts_, step.rows = rows();
     step.dO = shape(dO_codes_.rows, c_.d);
     step.W1 = shape(E_, (c_.is_split ? 1 : 2) * c_.n, c_.d), step.W2 = shape(E_, c_.d, c_.n);
-    step.H = H_.view(), step.dH = c_.dH_over_H ? H_.view() : dH_.view();
+    if (c_.H_in_codes)
+      step.H_codes = {static_cast<uint8_t*>(H_codes_.data()),
+                      static_cast<float*>(H_scales_.data())};
+    else
+      step.H = H_.view();
+    step.dH = c_.dH_over_H ? H_.view() : dH_.view();
     step.A_scaled = A_scaled_.view();
+    if (c_.H_in_codes && c_.dH_over_H) step.A_scaled.data = H_codes_.data();
     step.ds_partial = static_cast<float*>(ds_.view().data);
     step.codes.weight = W2_.weight(), step.dO_codes = dO_codes_.given();
     step.tuning = tuning();
@@ -131,7 +141,12 @@ class Fp8GradientProblem {
   Outputs outputs() const {
     for (const verify::GuardedTensor* tensor : {&H_, &dH_, &A_scaled_, &ds_, &dX_})
       EXPECT_TRUE(tensor->gaps_intact()) << c_;
-    Outputs all{(c_.dH_over_H ? H_ : dH_).bits(), A_scaled_.bits(), dX_.bits(), {}};
+    EXPECT_TRUE(H_codes_.guards_intact() && H_scales_.guards_intact()) << c_;
+    const bool over_codes = c_.H_in_codes && c_.dH_over_H;
+    Outputs all{(c_.dH_over_H ? H_ : dH_).bits(),
+                over_codes ? H_codes_.read() : A_scaled_.bits(),
+                dX_.bits(),
+                {}};
     const std::vector<float> ds = ds_.read();
     for (int64_t group = 0; group < ds_groups(c_.n); ++group)
       for (int64_t row = 0; row < M_; ++row)
@@ -219,7 +234,27 @@ class Fp8GradientProblem {
         H.push_back(exists ? H_at(column < c_.n) : NAN);
     }
     token_.write(token), score_.write(score), H_.write(H);
+    if (c_.H_in_codes) fill_codes(H);
     for (verify::GuardedTensor* out : {&dH_, &A_scaled_, &ds_, &dX_}) out->poison();
+  }
+  // The codes of these values, with scales that do not fit them.
+  void fill_codes(const std::vector<float>& H) {
+    const int64_t blocks = blocks_of(c_.n, kFp8Tile);
+    std::vector<std::byte> codes(H_codes_.bytes()), bytes(H_scales_.bytes());
+    std::vector<float> scales(static_cast<size_t>(capacity_ * blocks * 2));
+    for (int64_t row = 0; row < capacity_; ++row)
+      for (int half = 0; half < 2; ++half) {
+        for (int64_t j = 0; j < c_.n; ++j)
+          codes[static_cast<size_t>(row * 2 * c_.n + place_in_fp8_H(half, j))] =
+              std::byte{to_e4m3(H[static_cast<size_t>((2 * row + half) * c_.n + j)])};
+        for (int64_t block = 0; block < blocks; ++block) {
+          const float scale =
+              std::ldexp(c_.float_scales ? 1.37f : 1.f, static_cast<int>(row + block + half) % 4);
+          scales[static_cast<size_t>((row * blocks + block) * 2 + half)] = row < M_ ? scale : NAN;
+        }
+      }
+    std::memcpy(bytes.data(), scales.data(), bytes.size());
+    H_codes_.write(codes), H_scales_.write(bytes);
   }
   // Of SwiGLU, gates whose sigmoid is 1/2 or 1: every device has the same bits.
   float H_at(bool is_gate) {
@@ -233,6 +268,7 @@ class Fp8GradientProblem {
   verify::Random random_{3, 1};
   int64_t E_, M_, capacity_;
   verify::GuardedTensor offsets_, token_, score_, H_, dH_, A_scaled_, ds_, dX_;
+  verify::GuardedBuffer H_codes_, H_scales_;
   Codes dO_codes_, dH_codes_, W2_, W1_, W1_up_;
   tilemoe_experts experts_{};
 };

@@ -17,6 +17,7 @@ std::vector<Case> quantized_cases() {
     formats(c, Format::kFp8, Format::kFp8), c.recipe = Recipe::kFp8;
     c.d = 208, c.n = 128, c.wanted = {};
   };
+  const auto save_H_in_fp8 = [&](Case& c) { compute_in_fp8(c), c.format_H = Format::kFp8; };
   const auto transpose = [](Case& c) { c.W1_transposed = c.W2_transposed = true; };
   const auto adapt = [](Case& c) { c.lora.gate = 16, c.lora.down = 8; };
   const auto group = [](Case& c) {
@@ -189,6 +190,29 @@ std::vector<Case> quantized_cases() {
              c.wanted.ds = false;  // as with grouped rows
            }),
       vary("fp8-recipe-no-token", shape, [&](Case& c) { compute_in_fp8(c), c.T = 0; }),
+      vary("fp8-H", shape,
+           [&](Case& c) {
+             save_H_in_fp8(c), c.reduced = true;
+             c.load = Load::kHalfEmpty, c.biases = c.padded = true;
+           }),
+      // The last block of scales has 80 columns.
+      vary("fp8-H-split", shape,
+           [&](Case& c) {
+             save_H_in_fp8(c), c.d = 272, c.n = 336, c.T = 131;
+             c.gate_layout = GateLayout::kSplit, c.biases = c.addend = c.float_scales = true;
+             c.clamp = 7, c.alpha = 1.702f, c.up_shift = 1, c.dH_over_H = c.in_two_calls = true;
+           }),
+      vary("fp8-H-blocks", shape,
+           [&](Case& c) {
+             save_H_in_fp8(c), c.d = 400, c.column_blocks = 3, c.weight_blocks = 2;
+             c.activation = Activation::kGeGLU, c.dH_over_H = c.reduced = true;
+           }),
+      vary("fp8-H-parts", shape,
+           [&](Case& c) { save_H_in_fp8(c), c.in_parts = c.dH_over_H = true; }),
+      vary("fp8-H-grouped", shape,
+           [&](Case& c) { save_H_in_fp8(c), group(c), c.wanted.ds = false; }),
+      vary("fp8-H-no-token", shape,
+           [&](Case& c) { save_H_in_fp8(c), c.T = 0, c.dH_over_H = true; }),
   };
 }
 

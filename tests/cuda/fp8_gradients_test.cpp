@@ -33,14 +33,28 @@ TEST_F(CudaFp8Gradients, HaveTheBitsOfTheCpu) {
                  .float_scales = !is_split,
                  .tile = tile});
 }
+TEST_F(CudaFp8Gradients, ReadCodesOfH) {
+  for (const tilemoe_dtype dtype : {TILEMOE_BFLOAT16, TILEMOE_FLOAT16})
+    for (const tilemoe_activation activation : {TILEMOE_REGLU, TILEMOE_SWIGLU})
+      for (const cuda::TileConfiguration& tile : kTiles)
+        check({.n = 336,
+               .dtype = dtype,
+               .activation = activation,
+               .float_scales = dtype == TILEMOE_FLOAT16,
+               .dH_over_H = activation == TILEMOE_REGLU,
+               .H_in_codes = true,
+               .tile = tile});
+}
 TEST_F(CudaFp8Gradients, HaveManyTiles) {
   for (const cuda::TileConfiguration& tile : kTiles)
     for (const bool dH_over_H : {false, true})
-      check({.counts = {2000, 1500, 0, 33, 1025, 900},
-             .d = 1040,
-             .n = 592,
-             .dH_over_H = dH_over_H,
-             .tile = tile});
+      for (const bool H_in_codes : {false, true})
+        check({.counts = {2000, 1500, 0, 33, 1025, 900},
+               .d = 1040,
+               .n = 592,
+               .dH_over_H = dH_over_H,
+               .H_in_codes = H_in_codes,
+               .tile = tile});
   check({.counts = std::vector<int32_t>(300, 7), .d = 144, .n = 80});
 }
 TEST_F(CudaFp8Gradients, HaveABlockOfColumns) {

@@ -49,6 +49,13 @@ TEST_F(Fp8Gradients, HaveTheBitsOfTheCpu) {
         .activation = variant.activations == kSwiGLU ? TILEMOE_SWIGLU : TILEMOE_REGLU,
         .tile = row.tile};
     check(c);
+    if (is_activation)
+      for (const bool dH_over_H : {false, true}) {
+        Fp8GradientCase of_codes = c;
+        of_codes.H_in_codes = true, of_codes.dH_over_H = dH_over_H;
+        of_codes.float_scales = dH_over_H;
+        check(of_codes);
+      }
     const Fp8GradientProblem problem(c, verify::cuda_memory());
     const auto expect_row = [&](const auto& step) {
       EXPECT_TRUE(cuda::key_of(step) == row.key && *cuda::kernel_of(step) == row.tile);
@@ -59,6 +66,11 @@ TEST_F(Fp8Gradients, HaveTheBitsOfTheCpu) {
       expect_row(problem.input_gradient());
   }
   EXPECT_EQ(rows, 7);
+}
+TEST_F(Fp8Gradients, HaveManyTilesOfCodes) {
+  check(
+      {.counts = {300, 1, 0, 257, 129}, .d = 400, .n = 336, .dH_over_H = true, .H_in_codes = true});
+  check({.counts = {0, 0}, .H_in_codes = true});
 }
 // Several tiles for a CTA, and row blocks with and without a partner in a cluster.
 TEST_F(Fp8Gradients, HaveManyTiles) {

@@ -251,7 +251,7 @@ __device__ __forceinline__ void load_for_epilogue(const typename Gemm::Params& p
     const uint32_t full = ring.full(at.stage);
     if (threadIdx.x == 0) {
       if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);  // (no kernel yet: all copy rows)
-      ptx::mbarrier_arrive_expect_bytes(full, Load::kTmaBytes);
+      ptx::mbarrier_arrive_expect_bytes(full, load.tma_bytes());
       load.load(shared + at.stage * Stage::kBytes, full, block);
     }
     if constexpr (Stage::kThreadsCopy) ptx::mbarrier_arrive(full);

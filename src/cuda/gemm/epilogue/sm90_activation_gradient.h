@@ -4,12 +4,15 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/backend.h"
+#include "core/check.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"
 #include "cuda/gemm/epilogue/activation_gradient.h"
+#include "cuda/gemm/epilogue/sm90_slices_of_H.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/schedule/tile.h"
@@ -20,85 +23,6 @@
 #include "cuda/ptx/tma.h"
 
 namespace tilemoe::cuda::sm90 {
-
-// A warp's part of a slice of H in shared memory, 16 rows by 64 columns of A: read in blocks of 16
-// columns and overwritten by dH. Two boxes, kPartBytes apart: gate and up columns, or the first and
-// last half of interleaved gate/up columns. kParts 1: the one box of an activation without a gate.
-template <int kParts, int kPartBytes>
-class SliceOfH {
- public:
-  static constexpr int kRowBytes = 128;
-
-  // Lane l addresses row l % 16, and the left or right 8 of 16 columns.
-  __device__ SliceOfH(uint32_t shared, bool interleaved_columns)
-      : shared_(shared),
-        place_(shared + lane() % fragment::kRows * kRowBytes +
-               swizzled_chunk(lane(), lane() / fragment::kRows)),
-        interleaved_columns_(interleaved_columns) {}
-
-  __device__ __forceinline__ void load(int block, PackedBlock& gate, PackedBlock& up) const {
-    if (interleaved_columns_) {
-      load_interleaved(interleaved_place(block), gate, up);
-    } else {
-      ptx::ldmatrix_x4(gate, place(block));
-      if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place(block) + kPartBytes);
-    }
-  }
-  __device__ __forceinline__ void store(int block, const PackedBlock& gate,
-                                        const PackedBlock& up) const {
-    if (interleaved_columns_) {
-      store_interleaved(interleaved_place(block), gate, up);
-    } else {
-      store_at(place(block), gate);
-      if constexpr (kParts == 2) store_at(place(block) + kPartBytes, up);
-    }
-  }
-  // `offset` bytes further, as one box's.
-  __device__ __forceinline__ void store_at_offset(int block, uint32_t offset,
-                                                  const PackedBlock& words) const {
-    store_at(place(block) + offset, words);
-  }
-
- private:
-  __device__ static uint32_t lane() { return threadIdx.x % kWarp; }
-  __device__ uint32_t place(int block) const { return place_ ^ block * 32; }
-  __device__ static void store_at(uint32_t place, const PackedBlock& words) {
-    ptx::stmatrix_x4(place, words[0], words[1], words[2], words[3]);
-  }
-
-  // Interleaved: a box of H has 32 columns of A, two blocks. A lane has gate and up of two
-  // neighbouring columns, 8 bytes, in four places: rows l / 4 and l / 4 + 8 of each half of the
-  // columns.
-  __device__ uint32_t interleaved_place(int block) const {
-    const uint32_t row = lane() / 4, two = lane() % 4;
-    return (shared_ + row * kRowBytes + swizzled_chunk(row, two / 2) + two % 2 * 8 +
-            block / 2 * kPartBytes) ^
-           block % 2 * 64;
-  }
-  __device__ static uint32_t interleaved_at(uint32_t place, int i) {
-    return (place ^ i / 2 * 32) + i % 2 * 8 * kRowBytes;
-  }
-  __device__ static void load_interleaved(uint32_t place, PackedBlock& gate, PackedBlock& up) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint2 both = ptx::load_shared_8(interleaved_at(place, i));
-      gate[i] = __byte_perm(both.x, both.y, kLowHalves);
-      up[i] = __byte_perm(both.x, both.y, kHighHalves);
-    }
-  }
-  __device__ static void store_interleaved(uint32_t place, const PackedBlock& gate,
-                                           const PackedBlock& up) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      ptx::store_shared_8(interleaved_at(place, i), {__byte_perm(gate[i], up[i], kLowHalves),
-                                                     __byte_perm(gate[i], up[i], kHighHalves)});
-  }
-
-  static constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;  // of two words
-
-  uint32_t shared_, place_;
-  bool interleaved_columns_;
-};
 
 // From D = dA' and the stored H: A = act(H) again, dH = act'(H) (s dA'), A' = s A and the row sums
 // <dA', A> of each 64 columns.
@@ -144,8 +68,12 @@ class ActivationGradientEpilogue {
   static_assert(Shape::kFragments == 1, "a consumer has 64 rows");
 
   static constexpr bool kMayInterleaveColumns = kActivations == Activations::kGated;
+  // The fp8 recipe: H may be codes. A slice of them, as wide as one of A', is loaded to the place of
+  // A' in the stage, and A' may lie over the codes in global memory, too.
+  static constexpr bool kMayReadCodes = sizeof(typename Shape::Element) == 1;
+  static_assert(!kMayReadCodes || (kScaledInStage && kParts == 2));
 
-  struct Params {
+  struct ParamsOfValues {
     CUtensorMap H;          // ragged (capacity, kParts, n), or (capacity, 1, 2n) where adjacent
     RaggedOutput dH;        // the same; optional
     RaggedOutput A_scaled;  // (capacity, 1, n); optional
@@ -156,23 +84,47 @@ class ActivationGradientEpilogue {
     bool interleaved_columns;  // of H; requires kMayInterleaveColumns
     ActivationParams activation;
   };
+  struct ParamsOfCodes : ParamsOfValues {
+    const float* H_scales;  // of codes (core/fp8_rows.h); null: H has values
+  };
+  using Params = std::conditional_t<kMayReadCodes, ParamsOfCodes, ParamsOfValues>;
 
   static Params params(const ActivationGradient& step) {
     const tilemoe_experts& experts = *step.experts;
     const bool interleaved_columns = has_interleaved_columns(experts, step.W1);
     const int64_t parts = interleaved_columns ? 1 : kParts, columns = kParts * experts.n / parts;
-    return {.H = ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
-            .dH = RaggedStore<Shape, Element>::output(step.dH, parts, columns),
-            .A_scaled = RaggedStore<Shape, Element>::output(step.A_scaled, 1, experts.n),
-            .score = step.rows.score,
-            .ds_partial = step.ds_partial,
-            .capacity = step.rows.capacity,
-            .n = static_cast<int32_t>(experts.n),
-            .interleaved_columns = interleaved_columns,
-            .activation = activation_params(experts)};
+    Params params{};
+    static_cast<ParamsOfValues&>(params) = {
+        .H = step.H_codes.given()
+                 ? ragged_rows_map<Element>(codes_as_rows(step), 1, experts.n, Shape::BLOCK_M)
+                 : ragged_rows_map<Element>(step.H, parts, columns, Shape::BLOCK_M),
+        .dH = RaggedStore<Shape, Element>::output(step.dH, parts, columns),
+        .A_scaled = RaggedStore<Shape, Element>::output(step.A_scaled, 1, experts.n),
+        .score = step.rows.score,
+        .ds_partial = step.ds_partial,
+        .capacity = step.rows.capacity,
+        .n = static_cast<int32_t>(experts.n),
+        .interleaved_columns = interleaved_columns,
+        .activation = activation_params(experts)};
+    if constexpr (kMayReadCodes) params.H_scales = step.H_codes.scales;
+    return params;
+  }
+  // Codes of gate and up have the bytes of A': (capacity, n).
+  static tilemoe_tensor codes_as_rows(const ActivationGradient& step) {
+    const int64_t n = step.experts->n;
+    TILEMOE_ASSERT(kMayReadCodes && n % kFp8HColumns == 0, "codes of H of " << n << " columns");
+    return {.data = step.H_codes.codes,
+            .dtype = step.experts->dtype,
+            .ndim = 2,
+            .shape = {step.rows.capacity, n},
+            .stride = {n, 1}};
+  }
+  __device__ static bool reads_codes(const Params& params) {
+    if constexpr (kMayReadCodes) return params.H_scales != nullptr;
+    return false;
   }
 
-  // Loads slices of H: (kParts, BLOCK_M, kSlice).
+  // Loads slices of H: (kParts, BLOCK_M, kSlice), or of codes (BLOCK_M, 128).
   class Load {
    public:
     static constexpr int kBlocks = kSlices;
@@ -180,6 +132,7 @@ class ActivationGradientEpilogue {
     static constexpr int kBlockBytes = kScaledAt + (kScaledInStage ? kPartBytes : 0);
 
     __device__ explicit Load(const Params& params) : params_(params) {}
+    __device__ int32_t tma_bytes() const { return reads_codes(params_) ? kPartBytes : kTmaBytes; }
 
     __device__ void prefetch() const { ptx::tma_prefetch_map(&params_.H); }
     __device__ void begin(const Tile& tile) {
@@ -188,6 +141,11 @@ class ActivationGradientEpilogue {
       column_ = ptx::uniform(tile.n_block) * Shape::BLOCK_N;
     }
     __device__ void load(uint32_t shared, uint32_t full, int32_t slice) const {
+      if (reads_codes(params_)) {
+        ptx::tma_load(shared + kScaledAt, &params_.H, full, column_ + slice * kSlice,
+                      kRaggedRows - row_end_ + row_, row_end_, kRaggedRows, 0);
+        return;
+      }
 #pragma unroll
       for (int box = 0; box < kParts; ++box) {
         const Place place = place_of(params_, box, column_ + slice * kSlice);
@@ -259,14 +217,18 @@ class ActivationGradientEpilogue {
     const int32_t first_column = ptx::uniform(tile.n_block * Shape::BLOCK_N);
     const int32_t row_end = ptx::uniform(tile.row_end);
     row = ptx::uniform(row);
+    ScalesOfH scales;
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
       const int32_t column = first_column + slice * kSlice;
+      if constexpr (kMayReadCodes)
+        if (reads_codes(params_) && slice * kSlice % kFp8Tile == 0 && column < params_.n)
+          scales.read(params_.H_scales, params_.n, row, row_end, column);
       const uint32_t warp_part = ptx::uniform(slices.wait() + (row - tile.row_begin) * kRowBytes);
       const uint32_t scaled_part = scaled_part_of(warp_part, slice);
       if (row < tile.row_end && column < params_.n) {
         float ds[2] = {0.f, 0.f};
-        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds);
+        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds, scales);
         const float sum = ds_of_row(ds);  // overlaps with the slice's last stores
         ptx::fence_proxy_async();
         __syncwarp();
@@ -295,13 +257,15 @@ class ActivationGradientEpilogue {
   template <class Function>
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
                                                 uint32_t scaled_part, const float* dA,
-                                                float (&ds)[2]) const {
+                                                float (&ds)[2], const ScalesOfH& scales) const {
     const SliceOfH<kParts, kPartBytes> slice(warp_part, interleaved_columns(params_));
+    const SliceOfCodes codes(scaled_part);
 #pragma unroll
     for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {
       PackedBlock gate[kBlocksAtOnce], up[kBlocksAtOnce] = {}, A_scaled[kBlocksAtOnce];
 #pragma unroll
-      for (int b = 0; b < kBlocksAtOnce; ++b) slice.load(first + b, gate[b], up[b]);
+      for (int b = 0; b < kBlocksAtOnce; ++b)
+        load_block(slice, codes, scales, first + b, gate[b], up[b]);
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b)
         differentiate_block<Element, kActivations>(f, gate[b], up[b], A_scaled[b],
@@ -312,6 +276,15 @@ class ActivationGradientEpilogue {
         slice.store_at_offset(first + b, scaled_part - warp_part, A_scaled[b]);
       }
     }
+  }
+
+  template <class Slice>
+  __device__ __forceinline__ void load_block(const Slice& slice, const SliceOfCodes& codes,
+                                             const ScalesOfH& scales, int block, PackedBlock& gate,
+                                             PackedBlock& up) const {
+    if constexpr (kMayReadCodes)
+      if (reads_codes(params_)) return codes.load(block, scales, gate, up, Element());
+    slice.load(block, gate, up);
   }
 
   // One lane starts the TMA stores of the warp's part of a slice.

@@ -16,9 +16,9 @@
 
 namespace tilemoe::cuda::sm90 {
 
-// H = D + bias in 16 bits, stored if the caller requests it, and A = act(H) as codes. A tile's
-// columns are gate and up of 128 columns of A, which have one scale per row. kStoresA: A in 16 bits
-// too, if requested, for an adapter of W2.
+// H = D + bias in 16 bits or as codes, stored if the caller requests it, and A = act(H) as codes. A
+// tile's columns are gate and up of 128 columns of A, with one scale each per row. kStoresA: A in 16
+// bits too, if requested, for an adapter of W2; H then is not stored as codes.
 template <class Shape, Activations kActivations, FragmentStore Rows, bool kStoresA>
 class QuantizingEpilogue {
  public:
@@ -27,7 +27,7 @@ class QuantizingEpilogue {
   static constexpr int kSharedBytes = Rows::kSharedBytes;
   static_assert(Shape::kFragments == 1 && Shape::BLOCK_N == kParts * kColumns);
 
-  struct ParamsWithoutA {
+  struct CommonParams {
     typename Rows::Output H;  // (capacity, 2, n); optional
     uint8_t* codes;           // of A, (capacity, n)
     float* scales;            // (capacity, scale_stride)
@@ -37,7 +37,10 @@ class QuantizingEpilogue {
     float largest;
     bool power_of_two;
   };
-  struct ParamsWithA : ParamsWithoutA {
+  struct ParamsWithoutA : CommonParams {
+    Fp8H H_codes;  // optional
+  };
+  struct ParamsWithA : CommonParams {
     typename Rows::Output A;  // (capacity, 1, n); optional
   };
   using Params = std::conditional_t<kStoresA, ParamsWithA, ParamsWithoutA>;
@@ -45,7 +48,7 @@ class QuantizingEpilogue {
   static Params params(const UpProjection& step, const UpParts& biases) {
     const tilemoe_experts& experts = *step.experts;
     Params params{};
-    static_cast<ParamsWithoutA&>(params) = {
+    static_cast<CommonParams&>(params) = {
         .H = Rows::output(step.H, kParts, experts.n),
         .codes = step.A_codes.codes,
         .scales = step.A_codes.scales,
@@ -55,7 +58,10 @@ class QuantizingEpilogue {
         .activation = activation_params(experts),
         .largest = largest_of(experts.dtype),
         .power_of_two = !step.float_scales};
-    if constexpr (kStoresA) params.A = Rows::output(step.A, 1, experts.n);
+    if constexpr (kStoresA)
+      params.A = Rows::output(step.A, 1, experts.n);
+    else
+      params.H_codes = step.H_codes;
     return params;
   }
 
@@ -75,6 +81,15 @@ class QuantizingEpilogue {
       store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 1, column,
                                      [&](int m, int i) { return D[m][kUp + i]; });
     }
+    if constexpr (!kStoresA)
+      if (params_.H_codes.codes != nullptr) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int32_t r = row + Shape::fragment_row(0) + fragment::row(half);
+          store_row_of_H<0>(D, half, r, tile.row_end, column);
+          store_row_of_H<1>(D, half, r, tile.row_end, column);
+        }
+      }
     activate<kActivations>(params_.activation, D);
     if constexpr (kStoresA)
       if (params_.A.columns != 0)
@@ -91,42 +106,77 @@ class QuantizingEpilogue {
  private:
   static constexpr int kUp = kColumns / 2;  // the first accumulator of the up part
 
-  // Codes and scale of one row, whose four lanes have 128 columns.
-  __device__ __forceinline__ void store_row(const Accumulators<Shape>& D, int half, int32_t row,
-                                            int32_t row_end, int32_t column) const {
+  // The factor of the codes of a row's 128 columns from accumulator kFirst on, which four lanes have.
+  template <int kFirst>
+  __device__ __forceinline__ float factor_of(const Accumulators<Shape>& D, int half) const {
     constexpr uint32_t kAllLanes = 0xffffffff;
     float amax = 0.f;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) amax = fmaxf(amax, fabsf(D[0][4 * j + 2 * half + i]));
+      for (int i = 0; i < 2; ++i) amax = fmaxf(amax, fabsf(D[0][kFirst + 4 * j + 2 * half + i]));
     amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, 1));
     amax = fmaxf(amax, __shfl_xor_sync(kAllLanes, amax, 2));
-    const float factor = fp8_factor(amax, params_.largest, params_.power_of_two);
+    return fp8_factor(amax, params_.largest, params_.power_of_two);
+  }
+
+  // Codes of 64 of these columns: 16 of them per lane, each four codes in the order of a fragment,
+  // two of eight columns and then two of the next.
+  template <int kFirst>
+  __device__ __forceinline__ static uint4 codes_of(const Accumulators<Shape>& D, int half,
+                                                   float factor, int32_t lane) {
+    uint32_t word[4];
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+      const float* const low = &D[0][kFirst + 8 * g + 2 * half];
+      const float* const high = low + 4;
+      word[g] = ptx::float_to_e4m3(low[0] * factor, low[1] * factor) |
+                static_cast<uint32_t>(ptx::float_to_e4m3(high[0] * factor, high[1] * factor)) << 16;
+    }
+    return words_of_group(word, lane);
+  }
+
+  // Gate (kPart 0) or up of one row of H, in the order of core/fp8_rows.h.
+  template <int kPart>
+  __device__ __forceinline__ void store_row_of_H(const Accumulators<Shape>& D, int half,
+                                                 int32_t row, int32_t row_end,
+                                                 int32_t column) const {
+    const float factor = factor_of<kPart * kUp>(D, half);
+    const int32_t lane = fragment::lane() % 4;
+    const bool stores = row < row_end;
+    const Fp8H& to = params_.H_codes;
+    constexpr auto kWidth = static_cast<int32_t>(kFp8HColumns);
+    if (stores && lane == 0)
+      to.scales[(int64_t{row} * params_.scale_stride + column / kColumns) * 2 + kPart] =
+          1.f / factor;
+    const auto store_half = [&](int group, const uint4& codes) {
+      const int32_t first = column + kColumns / 2 * group + kWidth * lane;
+      if (stores && first < params_.n)
+        *reinterpret_cast<uint4*>(to.codes + int64_t{row} * 2 * params_.n + 2 * first +
+                                  kPart * kWidth) = codes;
+    };
+    store_half(0, codes_of<kPart * kUp>(D, half, factor, lane));
+    store_half(1, codes_of<kPart * kUp + kUp / 2>(D, half, factor, lane));
+  }
+
+  // Codes and scale of one row of A.
+  __device__ __forceinline__ void store_row(const Accumulators<Shape>& D, int half, int32_t row,
+                                            int32_t row_end, int32_t column) const {
+    const float factor = factor_of<0>(D, half);
     const int32_t lane = fragment::lane() % 4;
     const bool stores = row < row_end;
     if (stores && lane == 0)
       params_.scales[int64_t{row} * params_.scale_stride + column / kColumns] = 1.f / factor;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      // A word is the lane's codes of 16 columns: two of the first eight, two of the others.
-      uint32_t word[4];
-#pragma unroll
-      for (int g = 0; g < 4; ++g) {
-        const float* const low = &D[0][4 * (8 * part + 2 * g) + 2 * half];
-        const float* const high = low + 4;
-        word[g] = ptx::float_to_e4m3(low[0] * factor, low[1] * factor) |
-                  static_cast<uint32_t>(ptx::float_to_e4m3(high[0] * factor, high[1] * factor))
-                      << 16;
-      }
-      const uint4 group = words_of_group(word, lane);
+    const auto store_half = [&](int part, const uint4& group) {
       const uint4 codes = {
           __byte_perm(group.x, group.y, 0x5410), __byte_perm(group.z, group.w, 0x5410),
           __byte_perm(group.x, group.y, 0x7632), __byte_perm(group.z, group.w, 0x7632)};
       const int32_t to = column + kColumns / 2 * part + 16 * lane;
       if (stores && to < params_.n)
         *reinterpret_cast<uint4*>(params_.codes + int64_t{row} * params_.n + to) = codes;
-    }
+    };
+    store_half(0, codes_of<0>(D, half, factor, lane));
+    store_half(1, codes_of<kUp / 2>(D, half, factor, lane));
   }
 
   const Params& params_;
