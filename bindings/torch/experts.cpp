@@ -121,6 +121,7 @@ std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
   experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
   experts.weight_blocks = narrowed<int32_t>("weight_blocks", numbers.weight_blocks);
   experts.recipe = narrowed<tilemoe_recipe>("recipe", numbers.recipe);
+  experts.format_H = narrowed<tilemoe_format>("save_h", numbers.save_h);
   const Quantized quantized(formats);
   quantized.set_formats(experts);
   const tilemoe_routing_spec spec =

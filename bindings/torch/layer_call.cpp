@@ -65,6 +65,7 @@ tilemoe_experts experts_of(const Call& call, const Tensor& X, const Weights& wei
   experts.column_blocks = narrowed<int32_t>("column_blocks", numbers.column_blocks);
   experts.weight_blocks = narrowed<int32_t>("weight_blocks", numbers.weight_blocks);
   experts.recipe = narrowed<tilemoe_recipe>("recipe", numbers.recipe);
+  experts.format_H = narrowed<tilemoe_format>("save_h", numbers.save_h);
   weights.quantized.set_formats(experts);
   check_one_layer(experts, weights.W1(), weights.W2());
   return experts;
@@ -111,6 +112,29 @@ uint32_t workspace_bits(const Gradients& gradients, const Tensors& of_factors) {
 
 }  // namespace
 
+int64_t saved_columns(const tilemoe_experts& experts) {
+  if (experts.format_H == TILEMOE_FORMAT_NONE)
+    return tilemoe_activation_gated(experts.activation) ? 2 * experts.n : experts.n;
+  constexpr int64_t kBlock = 128, kScales = 2 * sizeof(float);  // of gate and up
+  return 2 * experts.n + kScales * ((experts.n + kBlock - 1) / kBlock);
+}
+
+namespace {
+
+// Codes and scales in one tensor of bytes.
+void save_codes(const Tensor& H, const tilemoe_experts& experts, tilemoe_saved& saved) {
+  const int64_t columns = saved_columns(experts);
+  if (H.dim() != 2 || H.size(1) != columns || H.scalar_type() != ScalarType::Byte ||
+      !H.is_contiguous())
+    refuse("H has shape " + describe_shape(H) + ", expected (capacity, " + std::to_string(columns) +
+           ") bytes: codes and their scales");
+  auto* const codes = static_cast<uint8_t*>(H.data_ptr());
+  saved.H_codes = codes;
+  saved.H_scales = reinterpret_cast<float*>(codes + H.size(0) * 2 * experts.n);
+}
+
+}  // namespace
+
 void allocate(const Call& call, int64_t wanted, const Tensor& X, const Tensor& H,
               const Weights& weights, const Numbers& numbers, bool accumulate,
               Gradients& gradients) {
@@ -150,7 +174,13 @@ void forward_into(const Call& call, const Tensor& X, const Tensor& routing_tenso
   const MaybeTensor added = addend ? MaybeTensor(dense_rows_on_16(*addend)) : std::nullopt;
   tilemoe_saved saved{};
   saved.struct_size = sizeof saved;
-  if (H) saved.H = call.view("H", *H), adapters.save(call, saved);
+  if (H) {
+    if (layer.format_H == TILEMOE_FORMAT_NONE)
+      saved.H = call.view("H", *H);
+    else
+      save_codes(*H, layer, saved);
+    adapters.save(call, saved);
+  }
 
   const tilemoe_weights all = views(call, &weights[0], kWeightNames);
   tilemoe_forward_args args{};
@@ -182,7 +212,7 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
               tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
               const Config& config, const Gradients& gradients, bool accumulate,
               const tilemoe_part* part, const Tensor* given_workspace, const Adapters& adapters,
-              bool dH_in_workspace, bool adds_to_dX) {
+              bool dH_in_workspace, bool adds_to_dX, const MaybeTensor& H_codes) {
   const Tensor rows = dense_rows_on_16(X);
   const MaybeTensor grad_rows = dO ? MaybeTensor(dense_rows_on_16(*dO)) : std::nullopt;
   tilemoe_experts experts = experts_of(call, X, weights, config);
@@ -192,7 +222,11 @@ void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Te
   const tilemoe_routing routing = bind_routing(call, spec, routing_tensor);
   tilemoe_saved saved{};
   saved.struct_size = sizeof saved;
-  saved.H = call.view("H", H);
+  if (experts.format_H == TILEMOE_FORMAT_NONE || mode != TILEMOE_BACKWARD_WHOLE)
+    saved.H = call.view("H", H);
+  else
+    save_codes(H, experts, saved);
+  if (H_codes) save_codes(*H_codes, experts, saved);
   adapters.save(call, saved);
   saved.state = mode == TILEMOE_BACKWARD_REST ? TILEMOE_SAVED_DH_OVER_H : TILEMOE_SAVED_H;
   if (mode == TILEMOE_BACKWARD_REST && dH_in_workspace)

@@ -103,6 +103,10 @@ tilemoe_routing_spec spec_of(const Call& call, const Tensor& X, const tilemoe_ex
 size_t workspace_size(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
                       tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients);
 
+// Columns of H as it is saved, in elements: of codes, bytes, with those of the scales. All codes come
+// first, and then all scales.
+int64_t saved_columns(const tilemoe_experts& experts);
+
 // Every gradient of one backward, in the order of their bits; absent ones are not computed.
 using Gradients = Tensors;
 
@@ -126,11 +130,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> routed_forward(
 
 // Allocates all memory, the workspace last, before it launches anything, and frees the workspace
 // when it returns. A part uses a workspace of the caller, and so do FIRST and the REST that reads
-// the dH in its workspace (dH_in_workspace). adds_to_dX: dX is its own addend.
+// the dH in its workspace (dH_in_workspace). adds_to_dX: dX is its own addend. H is the memory of dH
+// if it is saved as codes, which OVER_H then receives as H_codes; in WHOLE, H are the codes.
 void backward(const Call& call, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
               tilemoe_backward_mode mode, const Tensor& routing_tensor, const Weights& weights,
               const Config& config, const Gradients& gradients, bool accumulate,
               const tilemoe_part* part = nullptr, const Tensor* given_workspace = nullptr,
-              const Adapters& adapters = {}, bool dH_in_workspace = false, bool adds_to_dX = false);
+              const Adapters& adapters = {}, bool dH_in_workspace = false, bool adds_to_dX = false,
+              const MaybeTensor& H_codes = std::nullopt);
 
 }  // namespace tilemoe_torch

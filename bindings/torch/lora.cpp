@@ -63,14 +63,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_lora(
   tilemoe_experts layer = experts_of(call, X, weights, config);
   adapters.set_ranks(layer);
   const tilemoe_routing_spec spec = spec_of(call, X, layer, config.numbers, capacity);
-  const int64_t width = tilemoe_activation_gated(layer.activation) ? 2 * layer.n : layer.n;
   const ScalarType dtype = X.scalar_type();
   const Tensor O = call.empty({X.size(0), X.size(1)}, dtype);
-  const auto kept = [&](int64_t columns) {
-    return keep_H && columns > 0 ? call.empty({spec.capacity, columns}, dtype)
-                                 : call.empty({0}, dtype);
+  const auto kept = [&](int64_t columns, ScalarType kind) {
+    return keep_H && columns > 0 ? call.empty({spec.capacity, columns}, kind)
+                                 : call.empty({0}, kind);
   };
-  const Tensor H = kept(width), P1 = kept(layer.rank_1), P2 = kept(layer.rank_2);
+  const ScalarType of_H = layer.format_H == TILEMOE_FORMAT_NONE ? dtype : ScalarType::Byte;
+  const Tensor H = kept(saved_columns(layer), of_H);
+  const Tensor P1 = kept(layer.rank_1, dtype), P2 = kept(layer.rank_2, dtype);
   if (keep_H && layer.rank_1 > 0) adapters.P1 = P1;
   if (keep_H && layer.rank_2 > 0) adapters.P2 = P2;
   forward_into(call, X, routing, weights, addend, layer, spec, nullptr, O,
@@ -81,15 +82,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> experts_lora(
 namespace {
 
 std::vector<Tensor> lora_backward(
-    tilemoe_backward_mode mode, const Tensor& dO, const Tensor& X, const Tensor& H,
+    tilemoe_backward_mode mode, const MaybeTensor& dO, const Tensor& X, const Tensor& H,
     const Tensor& P1, const Tensor& P2, const Tensor& routing, const Tensors& weight_list,
     const Tensor& packed, const Tensors& quantized, const std::vector<int64_t>& ranks,
     const std::vector<double>& scales, const std::vector<int64_t>& formats,
     const std::vector<int64_t>& numbers, const std::vector<double>& reals, ScalarType factor_dtype,
-    int64_t wanted) {
+    int64_t wanted, const MaybeTensor& H_codes = std::nullopt) {
   const Call call({{"dO", dO},
                    {"X", X},
                    {"H", H},
+                   {"H_codes", H_codes},
                    {"P1", P1},
                    {"P2", P2},
                    {"routing", routing},
@@ -112,7 +114,7 @@ std::vector<Tensor> lora_backward(
     if (wanted & bit(kGradients + i))
       adapters.gradients[i] = call.empty({E, shapes[i][0], shapes[i][1]}, factor_dtype);
   backward(call, dO, X, H, mode, routing, weights, config, gradients, false, nullptr, nullptr,
-           adapters);
+           adapters, false, false, H_codes);
   std::vector<Tensor> made = in_order(gradients, of_layer);
   for (const MaybeTensor& gradient : adapters.gradients)
     if (gradient) made.push_back(*gradient);
@@ -132,13 +134,15 @@ std::vector<Tensor> experts_lora_backward(
 }
 
 std::vector<Tensor> experts_lora_backward_over_H(
-    const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
+    const MaybeTensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
     const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
     const Tensors& quantized, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
     const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
-    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted) {
-  return lora_backward(TILEMOE_BACKWARD_OVER_H, dO, X, H, P1, P2, routing, weight_list, packed,
-                       quantized, ranks, scales, formats, numbers, reals, factor_dtype, wanted);
+    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted,
+    const MaybeTensor& H_codes) {
+  return lora_backward(dO ? TILEMOE_BACKWARD_OVER_H : TILEMOE_BACKWARD_REST, dO, X, H, P1, P2,
+                       routing, weight_list, packed, quantized, ranks, scales, formats, numbers,
+                       reals, factor_dtype, wanted, H_codes);
 }
 
 }  // namespace tilemoe_torch

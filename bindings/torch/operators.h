@@ -121,11 +121,12 @@ std::vector<Tensor> experts_lora_backward(
     const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
     const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted);
 std::vector<Tensor> experts_lora_backward_over_H(
-    const Tensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
+    const MaybeTensor& dO, const Tensor& X, const Tensor& H, const Tensor& P1, const Tensor& P2,
     const Tensor& routing, const Tensors& weight_list, const Tensor& packed,
     const Tensors& quantized, const std::vector<int64_t>& ranks, const std::vector<double>& scales,
     const std::vector<int64_t>& formats, const std::vector<int64_t>& numbers,
-    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted);
+    const std::vector<double>& reals, ScalarType factor_dtype, int64_t wanted,
+    const MaybeTensor& H_codes);
 
 // quantized.cpp
 std::tuple<Tensor, Tensor> quantize_fp8(const Tensor& values, int64_t block_rows,

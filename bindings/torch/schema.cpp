@@ -209,12 +209,14 @@ TILEMOE_TORCH_LIBRARY(TILEMOE_TORCH_NAMESPACE, m) {
       "Tensor?[] weights, Tensor packed, Tensor?[] quantized, int[] ranks, float[] scales, "
       "int[] formats, int[] numbers, float[] reals, ScalarType factor_dtype, int wanted) -> "
       "Tensor[]");
-  // The same, with dH written over H.
+  // The same, with dH written over H; without dO, the gradients of X, W1 and b1 from that dH. If H was
+  // saved as codes, bytes with their scales, a call with dO overwrites these H_codes, and H is memory
+  // for dH.
   m.def(
-      "experts_lora_backward_over_H(Tensor dO, Tensor X, Tensor(a!) H, Tensor P1, Tensor P2, "
+      "experts_lora_backward_over_H(Tensor? dO, Tensor X, Tensor(a!) H, Tensor P1, Tensor P2, "
       "Tensor routing, Tensor?[] weights, Tensor packed, Tensor?[] quantized, int[] ranks, "
       "float[] scales, int[] formats, int[] numbers, float[] reals, ScalarType factor_dtype, "
-      "int wanted) -> Tensor[]");
+      "int wanted, Tensor(b!)? H_codes=None) -> Tensor[]");
   // values (E, R, C) -> codes (E, R, C), bytes, and scales (E, R/block_rows, C/128) float32
   m.def(
       "quantize_fp8(Tensor values, int block_rows, bool float_scales) -> (Tensor codes, "

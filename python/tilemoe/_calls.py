@@ -406,6 +406,9 @@ def run(
             is_quantized = any_quantized(weights)
             numbers = [*numbers]
             numbers[At.RECIPE] = LITERALS["recipe"].index(recipe)
+        if numbers[At.SAVE_H] and recipe != "fp8" and layer.options.recipe == "auto":
+            numbers = [*numbers]
+            numbers[At.SAVE_H] = 0
         device_type = x.device.type
         if device_type != "meta" and torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)

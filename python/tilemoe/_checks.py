@@ -101,6 +101,10 @@ def together(options: Options) -> None:
                 f"{name} requires activation='swiglu', got {name}={value} and "
                 f"activation={options.activation!r}"
             )
+    if options.save_h is not None and options.recipe not in ("fp8", "auto"):
+        raise ValueError(
+            f"save_h={options.save_h!r} requires recipe='fp8' or 'auto', got {options.recipe!r}"
+        )
     if options.rounding is not None:
         number("scoring with token rounding", _ROUNDED_SCORINGS, options.scoring)
         if options.m < 1:

@@ -102,11 +102,12 @@ def _experts_lora(X, router, routing, weights, addend, lora, packed, quantized, 
 
 
 def _experts_lora_backward(dO, X, H, P1, P2, routing, weights, packed, quantized, ranks, scales,
-                           formats, numbers, reals, factor_dtype, wanted, **_):  # fmt: skip
+                           formats, numbers, reals, factor_dtype, wanted, *_, **__):  # fmt: skip
     of_W1 = wanted & _OF_W1
     through_A = wanted & _THROUGH_A or of_W1
     # dH, which the gradients of W1's factors read, has the cost of db1.
-    flops = _backward(True, X, H, weights, numbers, wanted | (WANTED_B1 if of_W1 else 0))
+    from_dO = dO is not None
+    flops = _backward(from_dO, X, H, weights, numbers, wanted | (WANTED_B1 if of_W1 else 0))
     rows, *_ = _sizes(X, weights, H[0], numbers)
     through = (wanted & WANTED_X, wanted & WANTED_X, through_A)  # gradient of A's input
     for i, (rank, of_A, of_B) in enumerate(_adapters(weights, ranks)):

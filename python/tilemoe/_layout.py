@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 
 from ._library import operators
-from .options import ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SCORINGS, TOP_K
+from .options import (
+    ACTIVATIONS, GATED, GENERAL, GROUPED, LITERALS, ROUNDED, SCORINGS, TOP_K, At,
+)  # fmt: skip
 
 WEIGHTS = ("W1", "W1_up", "W2", "b1", "b1_up", "b2")
 FACTORS = ("A1", "B1", "A1_up", "B1_up", "A2", "B2")  # of low-rank adapters
@@ -63,6 +65,14 @@ def is_gated(activation):
 
 def h_width(activation, n):
     return 2 * n if is_gated(activation) else n
+
+
+def saved_H(like, capacity, numbers, n):
+    """Return H's empty tensor: in x's dtype, or bytes of codes and then their scales."""
+    width = h_width(numbers[At.ACTIVATION], n)
+    if not numbers[At.SAVE_H]:
+        return like.new_empty((capacity, width))
+    return like.new_empty((capacity, width + 8 * ((n + 127) // 128)), dtype=torch.uint8)
 
 
 def w1_rows(activation, gate_layout, n):

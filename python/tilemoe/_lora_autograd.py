@@ -1,8 +1,9 @@
 """Define the gradient of the layer with low-rank adapters, quantised weights, or both.
 
 One autograd function, which `moe`, `moe_general` and `grouped_experts` call, is also the autograd
-kernel of experts_lora. Backward is one call of an operator, without stages: its largest outputs are
-those of the factors, unless weights require gradients as well.
+kernel of experts_lora. Backward with adapters is one call of an operator, whose largest outputs are
+those of the factors, unless weights require gradients as well. Without adapters, if dH is written
+over H, the gradients of W1 and b1 are a second call, when the memory of the first is free.
 """
 
 from typing import NamedTuple
@@ -12,13 +13,13 @@ from torch.autograd import forward_ad
 
 from . import ops
 from ._engine import needed_now
-from ._layout import FACTORS, GRADIENTS, QUANTIZABLE, WEIGHTS, reads_logits
+from ._layout import FACTORS, GRADIENTS, QUANTIZABLE, WEIGHTS, h_width, reads_logits
 from ._library import operators
 from ._overwrite import CONSUMED, NOT_KEPT, Progress, capture_of, is_read_last, is_traced
 from ._quantized import without_master
-from ._shapes import WANTED_S, WANTED_X
+from ._shapes import WANTED_S, WANTED_W1, WANTED_W1_UP, WANTED_X
 from ._travel import Comm
-from .autograd import _REFUSALS, _addend_gradient
+from .autograd import _REFUSALS, OF_W1, _addend_gradient
 from .options import RULE, SCORES_GIVEN, At
 
 _ops = operators
@@ -102,7 +103,8 @@ class LoraExperts(torch.autograd.Function):
                 raise RuntimeError(NOT_KEPT)
             if call.comm is not None:
                 saved = saved._replace(X=_arrived(call.comm.travel, X))
-            found = _backward(ctx, dO, saved, P1, P2, packed, quantized, wanted)
+            del H  # _backward frees codes of H
+            found, saved = _backward(ctx, dO, [saved], P1, P2, packed, quantized, wanted)
             for bit in range(len(made)):
                 if wanted & 1 << bit:
                     made[bit] = found.pop(0)
@@ -140,26 +142,53 @@ def _arrived(travel, source):
 
 
 def _backward(ctx, dO, saved, P1, P2, packed, quantized, wanted):
-    """Return the gradients of `wanted`; dH is written over H if nothing reads H afterwards."""
+    """Return the gradients of `wanted`, and `saved`, a list of one, as it is afterwards.
+
+    dH is written over H if nothing reads H afterwards. Codes of H are then overwritten, and freed.
+    """
+    saved = saved.pop()
     call, X, H, traced = ctx.call, saved.X, saved.H, is_traced(saved.H)
     over_H = bool(call.overwrite_H) if call.overwrite_H is not None else is_read_last(ctx, H)
     over_H = over_H and not traced  # a trace saves H
     given = {dtype for dtype in ctx.factor_dtypes if dtype is not None}
     factor_dtype = X.dtype if given == {X.dtype} else torch.float32
-    args = (
-        dO, X, H, P1, P2, saved.routing, saved.weights, packed, quantized, call.ranks, call.scales,
-        call.formats, call.numbers, call.reals, factor_dtype, wanted,
+    rest = (
+        P1, P2, saved.routing, saved.weights, packed, quantized, call.ranks, call.scales,
+        call.formats, call.numbers, call.reals, factor_dtype,
     )  # fmt: skip
     if not over_H:
-        return list(ops.call_in_backward(_ops.experts_lora_backward.default, *args))
+        op = _ops.experts_lora_backward.default
+        return list(ops.call_in_backward(op, dO, X, H, *rest, wanted)), saved
     if torch.is_grad_enabled():
         raise NotImplementedError(ops.NO_SECOND_GRADIENT)
+    codes = None
+    if call.numbers[At.SAVE_H]:
+        n = saved.weights[WEIGHTS.index("W2")].shape[2]
+        codes, H = H, X.new_empty((H.shape[0], h_width(call.numbers[At.ACTIVATION], n)))
+        saved = saved._replace(H=H)
+    op = _ops.experts_lora_backward_over_H.default
+    apart = wanted & (WANTED_W1 | WANTED_W1_UP) and wanted & ~OF_W1 and not any(call.ranks)
+    last = wanted & OF_W1 if apart else 0
     ctx.progress.claim()
     try:
-        return list(ops.call_undifferentiated(_ops.experts_lora_backward_over_H.default, *args))
+        made = iter(ops.call_undifferentiated(op, dO, X, H, *rest, wanted & ~last, codes))
     except _REFUSALS:  # errors before anything is written
         ctx.progress.consumed = False
         raise
+    codes = None
+    if not last:
+        return list(made), saved
+    _free_saved_tensors(ctx)
+    of_W1 = iter(ops.call_undifferentiated(op, None, X, H, *rest, last))
+    bits = (1 << bit for bit in range(wanted.bit_length()) if wanted & 1 << bit)
+    return [next(of_W1 if bit & last else made) for bit in bits], saved
+
+
+def _free_saved_tensors(ctx):
+    """Free the saved tensors that backward does not hold itself, if the graph is not kept."""
+    free = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if free is not None:
+        free()
 
 
 # ---------------------------------------------------------------- callers

@@ -22,6 +22,7 @@ from ._layout import (
     names_of_gradients,
     rounded_capacity,
     routing_elements,
+    saved_H,
     w1_rows,
 )
 from .options import (
@@ -240,7 +241,7 @@ def _fake_experts(
     n = _check_weights("tilemoe_forward", X, weights, numbers)
     if addend is not None:
         _check_shape("tilemoe_forward", "addend", addend, *X.shape)
-    H = X.new_empty((capacity, h_width(numbers[At.ACTIVATION], n)) if keep_H else (0,))
+    H = saved_H(X, capacity, numbers, n) if keep_H else X.new_empty((0,))
     return X.new_empty(X.shape), H
 
 
@@ -470,7 +471,7 @@ def _(X, router, routing, weights, addend, lora, packed, quantized, capacity, ra
 
 def _fake_lora_backward(
     dO, X, H, P1, P2, routing, weights, packed, quantized, ranks, scales, formats, numbers, reals,
-    factor_dtype, wanted
+    factor_dtype, wanted, H_codes=None
 ):  # fmt: skip
     _check_adapters(ranks, scales)
     _check_quantized(quantized, formats)

@@ -30,6 +30,7 @@ Rounding = Literal["nearest", "up", "down", "stochastic", "balanced"]
 OnOverflow = Literal["nan", "drop"]
 Chunks = Union[int, Literal["auto"]]
 Recipe = Literal["bf16", "fp8", "fp8_forward", "auto"]  # "auto" is resolved before operators
+SaveH = Literal["fp8"]
 Dispatch = Literal["all_gather", "pull", "auto"]
 
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
@@ -183,6 +184,14 @@ class Options:
         128.""",
         pack="numbers",
     )
+    save_h: SaveH | None = option(
+        None,
+        """Format of H, the largest tensor that is saved for backward. "fp8": E4M3 codes with a scale
+        per 128 columns of a row, about half of the bytes; backward reads H with the error of E4M3.
+        Requires recipe "fp8", or "auto", with which it applies to calls that choose "fp8". None: x's
+        dtype.""",
+        pack="numbers",
+    )
     overwrite_H: bool | None = option(
         None,
         """Write dH, the largest intermediate of backward, over H, the largest tensor that is saved
@@ -266,6 +275,8 @@ class Options:
         value = _checks.group_score(self) if name == "group_score" else getattr(self, name)
         if name == "recipe" and value == "auto":
             return 0  # that of weights without codes
+        if name == "save_h":
+            return int(value == "fp8")  # tilemoe_format
         if name in LITERALS:
             return LITERALS[name].index(value)
         return 0 if value is None else value
@@ -335,6 +346,7 @@ class _Blocks(TypedDict, total=False):
 
 class _Recipe(TypedDict, total=False):
     recipe: Recipe
+    save_h: SaveH | None
 
 
 class OfRounding(TypedDict, total=False):

@@ -174,8 +174,9 @@ def _cached(device: str, *how: Any) -> RecipeChoice:
 
 @lru_cache(maxsize=64)
 def with_recipe(options: Options, recipe: Recipe) -> Options:
-    """Return the options with another recipe."""
-    return dataclasses.replace(options, recipe=recipe)
+    """Return the options with another recipe, and `save_h` only with "fp8"."""
+    save_h = options.save_h if recipe == "fp8" else None
+    return dataclasses.replace(options, recipe=recipe, save_h=save_h)
 
 
 def choice_of(

@@ -121,7 +121,7 @@ def test_a_walk_of_the_whole_graph_does_not_check_each_input(monkeypatch):
 
 def test_the_operators_compute_the_inputs_of_a_walk():
     x, logits, W1, W2 = logits_layer(DTYPE).values()
-    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0], [1.0, 0.0, 0.0, 0.0])
+    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0], [1.0, 0.0, 0.0, 0.0])
     O, *_ = torch.ops.tilemoe.moe(
         x, logits, None, [W1, None, W2, None, None, None], None, *packed, True, False
     )

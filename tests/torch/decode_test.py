@@ -309,7 +309,7 @@ def test_it_has_no_gradient():
     W1, W2, *_ = layer.experts._weights(lambda _, weight: weight)
     found = tm.moe_tokens(
         x, gate.weight, None, None, [W1, None, W2, None, None, None], None,
-        [0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
+        [0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
     )  # fmt: skip
     refused(NotImplementedError, "moe_tokens has no gradient; call moe", found[0].sum().backward)
 
@@ -321,5 +321,5 @@ def test_past_its_limits_the_operator_says_so():
     with pytest.raises(RuntimeError, match="T is 65, route_tokens takes at most 64"):
         tm.moe_tokens(
             x, layer.gate.weight, None, None, [W1, None, W2, None, None, None], None,
-            [0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
+            [0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0], [1.0, 0.0, 0.0, 0.0], x.dtype, False,
         )  # fmt: skip

@@ -36,7 +36,9 @@ def codes(values, rows=1):
     return (values * factor).to(torch.float8_e4m3fn).double() / factor
 
 
-def evaluate(x, chosen, weights, dO, activation, dtype, rounds, row_rounds=True):
+def evaluate(
+    x, chosen, weights, dO, activation, dtype, rounds, row_rounds=True, save_h=None
+):
     """-> {O, dX, ds, dW1, dW2, db1, db2} in float64.
 
     Args:
@@ -47,6 +49,7 @@ def evaluate(x, chosen, weights, dO, activation, dtype, rounds, row_rounds=True)
         activation: name, or a function of H (rows, 2n).
         rounds: round where the recipe does.
         row_rounds: with `rounds`, also to codes; else only to dtype, as in bf16.
+        save_h: "fp8": backward reads codes of gate and of up.
     """
     W1, b1, W2, b2 = weights
     stored = (lambda t: t.to(dtype).double()) if rounds else (lambda t: t)
@@ -66,6 +69,8 @@ def evaluate(x, chosen, weights, dO, activation, dtype, rounds, row_rounds=True)
         H = x8[token] @ W1[e].T + (b1[e] if b1 is not None else 0)
         Y = stored(rows8(gate(H)) @ W2[e].T + (b2[e] if b2 is not None else 0))
         O.index_add_(0, token, s * Y)
+        if save_h == "fp8" and rounds:
+            H = torch.cat([codes(half) for half in H.chunk(2, -1)], -1)
         H = stored(H).requires_grad_()
         A = gate(H)
         dA = dO8[token] @ W2[e]  # without the score

@@ -300,6 +300,7 @@ FEATURES = {  # row of the table: (test, what the page says)
         lambda: near(tensors=layer(d=256), column_blocks=2), "works, of multiples of 128 columns"
     ),
     "`overwrite_H=True`": (option(overwrite_H=True), "works"),
+    '`save_h="fp8"`': (use(save_h="fp8"), "works, tested by fp8_save_h_test.py"),
     "`retain_graph`": (walked_twice, "works"),
     "double backward": (twice_differentiated, REFUSED + "double backward is not supported"),
     "forward-mode differentiation": (with_tangents, REFUSED + "forward-mode differentiation"),

@@ -58,7 +58,7 @@ def pairs_of(made):
     return token, ids.flatten(), scores.double().flatten()
 
 
-def both(made, masters, dO, activation, rounds, pairs=None, values=None, x=None):
+def both(made, masters, dO, activation, rounds, pairs=None, values=None, x=None, save_h=None):
     """The evaluation of these tensors; values: of the weights, by default those of their codes."""
     W = values or {name: made[name].weight.dequantize(torch.float32).double() for name in masters}
     W1 = torch.cat([W["W1"], W["W1_up"]], 1) if "W1_up" in W else W["W1"]
@@ -70,7 +70,7 @@ def both(made, masters, dO, activation, rounds, pairs=None, values=None, x=None)
     x = made["x"] if x is None else x
     function = lambda H: reference.activate(H, activation)  # noqa: E731
     given = x.detach().double(), pairs or pairs_of(made), weights, dO.double()
-    return evaluate(*given, function, x.dtype, rounds)
+    return evaluate(*given, function, x.dtype, rounds, save_h=save_h)
 
 
 def error(got, exact):

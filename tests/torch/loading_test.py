@@ -150,7 +150,7 @@ def test_a_public_module_is_imported_before_torch(name):
 
 
 def test_what_needs_no_torch():
-    assert succeeds(WHAT_NEEDS_NONE) == "[0, 2, 0, 1, 1, 0, 0, 0, 1, 1, 0] []"
+    assert succeeds(WHAT_NEEDS_NONE) == "[0, 2, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0] []"
     program = f"{WITHOUT_TORCH}; sys.argv = ['options']; from tilemoe import _options_table as t; t.main()"
     assert succeeds(program).startswith("| option | default |")
     assert last_line(f"{WITHOUT_TORCH}\ntilemoe.none").startswith("AttributeError: module 'tilemoe'")

@@ -131,7 +131,7 @@ def test_a_reader_keeps_what_it_made():
 def test_options_are_frozen_and_packed():
     made = Options(K=2, scoring="sigmoid", n_group=2, activation="geglu", column_blocks=3,
                    weight_blocks=4)  # fmt: skip
-    assert made.numbers == [0, 2, 3, 2, 1, 0, 1, 0, 3, 4, 0] and made.rule == made.numbers[:6]
+    assert made.numbers == [0, 2, 3, 2, 1, 0, 1, 0, 3, 4, 0, 0] and made.rule == made.numbers[:6]
     assert Options(n_group=2).rule[options.At.GROUP_SCORE] == 1  # "max" with a softmax
     assert Options(clamp=7.0, alpha=1.5, routed_scaling_factor=2.5).reals == [2.5, 7.0, 1.5, 0.0]
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -351,7 +351,7 @@ def test_the_operators_leave_H_as_it_is():
     tensors, want = problem()
     x, logits, W1, W2 = tensors.values()
     weights = [W1, None, W2, None, None, None]
-    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0], [1.0, 0.0, 0.0, 0.0])
+    packed = ([0, K, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0], [1.0, 0.0, 0.0, 0.0])
     O, H, routing, _ = torch.ops.tilemoe.moe(
         x, logits, None, weights, None, *packed, True, False
     )
@@ -500,7 +500,7 @@ def travelling_layer(tensors, travel, overwrite_H=None, given=None):
     routing = torch.ops.tilemoe.route_top_k(ids, scores.detach(), E, T * K)
     return autograd.differentiated(
         torch.ops.tilemoe.experts.default, (x, scores, W1, None, W2, b1, None, b2, None), routing,
-        (T * K, [0, K, -1, 1, 1, 0, 0, 0, 1, 1, 0], [1.0, 0.0, 0.0, 0.0]), overwrite_H, False, given,
+        (T * K, [0, K, -1, 1, 1, 0, 0, 0, 1, 1, 0, 0], [1.0, 0.0, 0.0, 0.0]), overwrite_H, False, given,
         given is not None, travel and _travel.Comm(travel, x),
     )  # fmt: skip
 
