@@ -67,8 +67,24 @@ int64_t output_block_columns(const tilemoe_experts& experts) {
   return blocks == 1 ? columns : std::min(experts.d, blocks_of(columns, multiple) * multiple);
 }
 
+namespace {
+
+// Columns of dX~ if dH has memory next to the codes of H, in whose place the codes of dH are.
+int64_t columns_next_to_codes(const tilemoe_experts& experts, int64_t columns) {
+  const int64_t d = experts.d, codes = experts.n + experts.n / 32;  // in 16-bit columns, as dX~
+  const int64_t room = std::max(columns - codes, std::min(columns, blocks_of(d, 4)));
+  const int64_t min_columns = blocks_of(d, blocks_of(d, room));
+  for (const int64_t multiple : {2 * kFp8Tile, kFp8Tile})
+    if (const int64_t whole = blocks_of(min_columns, multiple) * multiple; whole <= room)
+      return std::min(d, whole);
+  return std::min(d, blocks_of(min_columns, kFp8Tile) * kFp8Tile);
+}
+
+}  // namespace
+
 int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
   const int64_t columns = output_block_columns(experts);
+  if (dH_over_H && saves_fp8_H(experts)) return columns_next_to_codes(experts, columns);
   if (columns == experts.d || !dH_over_H || is_fp8_backward(experts)) return columns;
   const int64_t room = experts.n + columns;
   const int64_t blocks = (experts.d + room - 1) / room;
