@@ -301,6 +301,7 @@ class TileMoERecipe(TileMoE):
     name = "tilemoe-recipe-fp8"
     only_if_named = True
     recipe = "fp8"
+    save_h = None
     tolerance = 7e-2  # measured 3.0 to 5.3 %
 
     @classmethod
@@ -334,7 +335,7 @@ class TileMoERecipe(TileMoE):
             if len(masters) > 1:
                 problem.W1.copy_(torch.cat(masters, 1))
         self.masters = masters
-        self.options = {**self.options, "recipe": self.recipe}
+        self.options = {**self.options, "recipe": self.recipe, "save_h": self.save_h}
         if len(masters) > 1:
             self.options |= {"W1_up": self.codes[1], "gate_layout": "split"}
 
@@ -363,7 +364,14 @@ class TileMoERecipe(TileMoE):
 
 _SCALES, _CODES = 128, 16  # columns with one scale, and of 16 bytes, in the recipes of FP8
 TileMoERecipeForward = _variant("tilemoe-recipe-fp8-forward", TileMoERecipe, recipe="fp8_forward")
-RECIPES = {one.recipe: one for one in (TileMoERecipe, TileMoERecipeForward)}
+TileMoERecipeSaveH = _variant(
+    "tilemoe-recipe-fp8-save-h", TileMoERecipe, save_h="fp8", tolerance=9e-2
+)
+RECIPES = {
+    "fp8": TileMoERecipe,
+    "fp8_forward": TileMoERecipeForward,
+    "fp8_save_h": TileMoERecipeSaveH,
+}
 
 
 class TileMoESm80(TileMoE):
@@ -777,7 +785,7 @@ def _transformers():
 PEERS = {peer.name: peer for peer in (
     TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEGatheredMM, TileMoEFrozen,
     TileMoEBefore,
-    *_QUANTIZED, TileMoERecipe, TileMoERecipeForward,
+    *_QUANTIZED, TileMoERecipe, TileMoERecipeForward, TileMoERecipeSaveH,
     TileMoESm80, TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
     ScatterMoESm80,
 )}  # fmt: skip
