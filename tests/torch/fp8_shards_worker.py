@@ -248,12 +248,12 @@ def forward_alone():
     assert "fully_shard gathers FP8 codes" in parts.layers[0].recipe_choice.reason
 
 
-def spread(dtype=torch.bfloat16, shards=False):
+def spread(dtype=torch.bfloat16, shards=False, **how):
     """Experts on two ranks, whose own codes each rank makes."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "ep"))
-    whole = model(dtype=dtype).layers[0]
+    whole = model(dtype=dtype, **how).layers[0]
     torch.manual_seed(3)
-    made = tilemoe.MoE(d, n, E, K, dtype=dtype, recipe="fp8", expert_mesh=mesh["ep"])
+    made = tilemoe.MoE(d, n, E, K, dtype=dtype, recipe="fp8", expert_mesh=mesh["ep"], **how)
     with torch.no_grad():
         made.gate.weight.copy_(whole.gate.weight)
         for name in WEIGHTS:
@@ -273,7 +273,7 @@ def spread(dtype=torch.bfloat16, shards=False):
         codes = [tilemoe.fp8_weight(getattr(made.experts, name).to_local()) for name in WEIGHTS]
         x = batch(dist.get_rank())
         call = tilemoe.expert_parallel.moe
-        again = call(x, made.gate(x), *codes, K=K, group=mesh["ep"].get_group(), recipe="fp8")
+        again = call(x, made.gate(x), *codes, K=K, group=mesh["ep"].get_group(), recipe="fp8", **how)
         assert torch.equal(again, got)
     assert (got - want).float().norm() <= 0.01 * want.float().norm()
     for name in WEIGHTS:
@@ -294,6 +294,7 @@ CASES = {
     "refusals": refusals,
     "recipes": forward_alone,
     "experts on ranks": spread,
+    "experts on ranks, H in FP8": lambda: spread(save_h="fp8"),
     "experts on ranks, sharded": lambda: spread(shards=True),
 }
 
