@@ -63,6 +63,8 @@ void fuzz_sizes(World& world, Choices& choices) {
   if (choices.one_in(3)) {
     experts.format_1 = static_cast<tilemoe_format>(choices.between(-1, 6));
     experts.format_2 = static_cast<tilemoe_format>(choices.between(-1, 6));
+    experts.format_H = static_cast<tilemoe_format>(choices.between(-1, 6));
+    experts.recipe = static_cast<tilemoe_recipe>(choices.between(-1, 4));
     experts.weight_blocks = static_cast<int32_t>(any_number(choices));
   }
 
@@ -103,7 +105,7 @@ void fuzz_sizes(World& world, Choices& choices) {
              tilemoe_packed_lora_bind(&experts, &weights, nullptr,
                                       static_cast<size_t>(any_number(choices)), &packed),
              packed.A1.ndim == 7);
-  tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7, 7, 7};
+  tilemoe_saved_size saved{sizeof saved, 7, 7, 7, 7, 7, 7, 7};
   check_size(world, tilemoe_saved_bytes(&experts, &spec, &saved), saved.total == 7);
 }
 
@@ -357,6 +359,7 @@ void Problem::experts_hazards(Call& call, tilemoe_experts& experts) {
       [&experts, rank = any_number(choices_)] { experts.rank_1 = static_cast<int32_t>(rank); });
   call.hazard([&experts] { experts.rank_2 += 8; });
   call.hazard([&experts] { experts.format_1 = TILEMOE_FORMAT_FP8; });  // no call has its arrays
+  call.hazard([&experts] { experts.format_H = TILEMOE_FORMAT_FP8; });
   call.hazard([&experts] { experts.weight_blocks = -1; });
   call.hazard([&experts] { experts.struct_size = 0; });
 }

@@ -69,7 +69,7 @@ int64_t output_block_columns(const tilemoe_experts& experts) {
 
 namespace {
 
-// Columns of dX~ if dH has memory next to the codes of H, in whose place the codes of dH are.
+// Columns of dX~ next to the codes of dH. (Codes of H, if it has any, are in the same place.)
 int64_t columns_next_to_codes(const tilemoe_experts& experts, int64_t columns) {
   const int64_t d = experts.d, codes = experts.n + experts.n / 32;  // in 16-bit columns, as dX~
   const int64_t room = std::max(columns - codes, std::min(columns, blocks_of(d, 4)));
@@ -84,8 +84,8 @@ int64_t columns_next_to_codes(const tilemoe_experts& experts, int64_t columns) {
 
 int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
   const int64_t columns = output_block_columns(experts);
-  if (dH_over_H && saves_fp8_H(experts)) return columns_next_to_codes(experts, columns);
-  if (columns == experts.d || !dH_over_H || is_fp8_backward(experts)) return columns;
+  if (dH_over_H && is_fp8_backward(experts)) return columns_next_to_codes(experts, columns);
+  if (columns == experts.d || !dH_over_H) return columns;
   const int64_t room = experts.n + columns;
   const int64_t blocks = (experts.d + room - 1) / room;
   const int64_t min_columns = (experts.d + blocks - 1) / blocks;
