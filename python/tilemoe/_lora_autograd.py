@@ -103,8 +103,9 @@ class LoraExperts(torch.autograd.Function):
                 raise RuntimeError(NOT_KEPT)
             if call.comm is not None:
                 saved = saved._replace(X=_arrived(call.comm.travel, X))
-            del H  # _backward frees codes of H
-            found, saved = _backward(ctx, dO, [saved], P1, P2, packed, quantized, wanted)
+            of_backward = [saved]
+            del H, saved  # _backward frees codes of H
+            found, saved = _backward(ctx, dO, of_backward, P1, P2, packed, quantized, wanted)
             for bit in range(len(made)):
                 if wanted & 1 << bit:
                     made[bit] = found.pop(0)

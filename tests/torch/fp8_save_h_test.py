@@ -3,6 +3,7 @@ bytes that are saved, and the options that it can be combined with."""
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tilemoe
@@ -10,6 +11,7 @@ from checks import compiled
 from fp8_training_test import KINDS, E, K, T, both, check, d, error, gradients, layer, n
 from random_layers import normal
 from target import DEVICE
+from tilemoe import ops
 from tilemoe.options import GATED
 
 
@@ -76,6 +78,24 @@ def test_saved_bytes():
     assert rows * 2 * n * 2 in saved_bytes()
     of_codes = saved_bytes(save_h="fp8")
     assert rows * (2 * n + 8 * blocks) in of_codes and rows * 2 * n * 2 not in of_codes
+
+
+@pytest.mark.parametrize("overwrite_H", [None, True])
+def test_codes_are_freed_before_dW1(monkeypatch, overwrite_H):
+    made, masters = layer()
+    codes, freed, call = [], [], ops.call_undifferentiated
+
+    def watch(op, dO, X, H, *rest):
+        if dO is None:
+            freed.append(codes[0].expired())
+        elif "backward_over_H" in op.name():
+            codes.append(StorageWeakRef(rest[-1].untyped_storage()))
+        return call(op, dO, X, H, *rest)
+
+    monkeypatch.setattr(ops, "call_undifferentiated", watch)
+    dO = normal(T, d, seed=30, dtype=torch.bfloat16)
+    gradients(tilemoe.moe, made, masters, dO, save_h="fp8", overwrite_H=overwrite_H)
+    assert freed == [True]
 
 
 @pytest.mark.parametrize("overwrite_H", [None, False, True])
