@@ -382,23 +382,24 @@ TEST(Fp8Recipe, HasAOfAnAdapterInTheWorkspace) {
   EXPECT_EQ(of.workspace_bytes(spec, Pass::kInference), before + 2 * 128 * (16 + 256));
 }
 
-// A' next to the codes of dO, then dX~ next to the codes of dH: in blocks of 256 columns, so that both
-// have the bytes of all 512.
+// A' next to the codes of dO, then dX~ next to the codes of dH. Many tokens: in blocks of 256 columns,
+// so that both have the bytes of all 512; few: all columns, because dW1 has more bytes.
 TEST(Fp8Recipe, HasCodesInTheWorkspaceOfBackward) {
-  const RoutingSpec spec = RoutingSpec::top_k(Device::kCpu, 64, 8, 2);
   Experts dense = experts(), fp8 = experts();
   dense.format_1 = dense.format_2 = Format::kNone, dense.recipe = Recipe::kBf16;
-  const auto bytes = [&](const Experts& of, uint32_t gradients) {
-    return of.workspace_bytes(spec, BackwardMode::kOverH, gradients);
+  const auto bytes = [&](const Experts& of, int64_t tokens, uint32_t gradients) {
+    return of.workspace_bytes(RoutingSpec::top_k(Device::kCpu, tokens, 8, 2), BackwardMode::kOverH,
+                              gradients);
   };
   const size_t dO_codes = 64 * 512 + 64 * 4 * 4, dH_codes = 2 * (128 * 256 + 128 * 2 * 4);
-  EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_S), bytes(dense, TILEMOE_GRADIENT_S) + dO_codes);
-  const size_t columns = bytes(dense, TILEMOE_GRADIENT_X) / 2;
-  EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_X), columns + dH_codes);
+  EXPECT_EQ(bytes(fp8, 64, TILEMOE_GRADIENT_S), bytes(dense, 64, TILEMOE_GRADIENT_S) + dO_codes);
+  EXPECT_EQ(bytes(fp8, 64, TILEMOE_GRADIENT_X), bytes(dense, 64, TILEMOE_GRADIENT_X) + dH_codes);
+  EXPECT_EQ(bytes(fp8, 64 * 1024, TILEMOE_GRADIENT_X),
+            bytes(dense, 64 * 1024, TILEMOE_GRADIENT_X) - 128 * 1024 * 256 * 2 + 1024 * dH_codes);
   // Without W2 and W1 in 16 bits.
   fp8.recipe = Recipe::kFp8Forward;
-  EXPECT_EQ(bytes(fp8, TILEMOE_GRADIENT_X),
-            bytes(dense, TILEMOE_GRADIENT_X) + 2 * size_t{8} * 512 * 512);
+  EXPECT_EQ(bytes(fp8, 64, TILEMOE_GRADIENT_X),
+            bytes(dense, 64, TILEMOE_GRADIENT_X) + 2 * size_t{8} * 512 * 512);
 }
 
 void expect_refused(const std::function<void(Experts&)>& change, Status status, const char* text) {

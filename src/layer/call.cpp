@@ -21,8 +21,8 @@ KernelPlan plan_kernels(const Backend& backend, const tilemoe_experts& experts,
                        .rows = rows_of(routing),
                        .weights = weights,
                        .Y_columns = output_block_columns(experts),
-                       .dX_columns = input_block_columns(experts, false),
-                       .dX_columns_over_H = input_block_columns(experts, true)});
+                       .dX_columns = input_block_columns(experts, routing.spec, false),
+                       .dX_columns_over_H = input_block_columns(experts, routing.spec, true)});
 }
 
 }  // namespace

@@ -70,9 +70,15 @@ int64_t output_block_columns(const tilemoe_experts& experts) {
 namespace {
 
 // Columns of dX~ next to the codes of dH. (Codes of H, if it has any, are in the same place.)
-int64_t columns_next_to_codes(const tilemoe_experts& experts, int64_t columns) {
+int64_t columns_next_to_codes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+                              int64_t columns) {
   const int64_t d = experts.d, codes = experts.n + experts.n / 32;  // in 16-bit columns, as dX~
-  const int64_t room = std::max(columns - codes, std::min(columns, blocks_of(d, 4)));
+  const double of_dW1 = static_cast<double>(experts.E) * static_cast<double>(h_width(experts)) *
+                        static_cast<double>(d) /
+                        static_cast<double>(std::max<int64_t>(spec.capacity, 1));
+  const int64_t place =
+      std::max(columns, static_cast<int64_t>(std::min(of_dW1, static_cast<double>(d + codes))));
+  const int64_t room = std::max(place + place / 32 - codes, std::min(columns, blocks_of(d, 4)));
   const int64_t min_columns = blocks_of(d, blocks_of(d, room));
   for (const int64_t multiple : {2 * kFp8Tile, kFp8Tile})
     if (const int64_t whole = blocks_of(min_columns, multiple) * multiple; whole <= room)
@@ -82,9 +88,10 @@ int64_t columns_next_to_codes(const tilemoe_experts& experts, int64_t columns) {
 
 }  // namespace
 
-int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H) {
+int64_t input_block_columns(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+                            bool dH_over_H) {
   const int64_t columns = output_block_columns(experts);
-  if (dH_over_H && is_fp8_backward(experts)) return columns_next_to_codes(experts, columns);
+  if (dH_over_H && is_fp8_backward(experts)) return columns_next_to_codes(experts, spec, columns);
   if (columns == experts.d || !dH_over_H) return columns;
   const int64_t room = experts.n + columns;
   const int64_t blocks = (experts.d + room - 1) / room;
@@ -161,7 +168,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     if (fp8) dO_codes = take_codes(activation, outer_rows(spec), experts.d);
     activation_scratch = scratch_after(activation, steps.activation_gradient);
   }
-  block_columns = input_block_columns(experts, work.dH_over_H);
+  block_columns = input_block_columns(experts, spec, work.dH_over_H);
   if (work.needs_Q1(experts)) {
     Q1 = all.take(row_bytes(experts, spec, experts.rank_1));
     Q1_scratch =

@@ -20,10 +20,12 @@ int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 // Columns of Y in memory at a time. In the fp8 recipe blocks have whole blocks of scales.
 int64_t output_block_columns(const tilemoe_experts& experts);
 // The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
-// the fewest blocks that fit there, of whole tiles of 256 if possible. In the recipe fp8 that of A is
-// left to the codes of dH; in fp8_forward A was smaller, but the dequantised weights outweigh that. If
-// H is saved as codes, dX~ and the codes have the place that dX~ has otherwise, or dX~ a quarter of it.
-int64_t input_block_columns(const tilemoe_experts& experts, bool dH_over_H);
+// the fewest blocks that fit there, of whole tiles of 256 if possible. In fp8_forward A was smaller,
+// but the dequantised weights outweigh that. In the recipe fp8 dX~ and the codes of dH together have
+// the place of dX~, or that of dW1, which is computed afterwards, if it is larger, and 1/32 more; dX~
+// has at least a quarter of its columns.
+int64_t input_block_columns(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+                            bool dH_over_H);
 
 // The scratch of a step while it runs.
 struct ScratchRegion {
