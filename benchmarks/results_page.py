@@ -137,6 +137,10 @@ def times_faster(ours, peer, quantity):
     return f"{peer.median(quantity) / ours.median(quantity):.2f}x"
 
 
+def above_weights(one):
+    return one.values["peak_bytes"] - one.values["resident_bytes"]
+
+
 def less(ours, peer):
     return f"{100 * (1 - peak(ours) / peak(peer)):.0f} % less"
 
@@ -251,10 +255,16 @@ def quantized():
 def fp8():
     """Compare a layer in FP8 with the one in bfloat16, and its kernels with dense GEMMs and copies."""
     results = Results("fp8")
-    layers = [[name, passes(of["tilemoe"]), passes(of["tilemoe-recipe-fp8"]),
-               *(times_faster(of["tilemoe-recipe-fp8"], of["tilemoe"], f"{way}_ms")
-                 for way in (*PASSES, "total"))]
-              for name, of in results.table_of("bench").items()]  # fmt: skip
+    whole = {name: {impl.removeprefix("tilemoe-recipe-"): one for impl, one in of.items()}
+             for name, of in results.table_of("bench").items()}  # fmt: skip
+    layers = [[name, passes(of["tilemoe"]), passes(of["fp8"]),
+               *(times_faster(of["fp8"], of["tilemoe"], f"{way}_ms") for way in (*PASSES, "total")),
+               times_faster(of["fp8-each"], of["tilemoe"], "total_ms")]
+              for name, of in whole.items()]  # fmt: skip
+    memory = [[name, *(f"{of_one(of[impl]) / of_one(of['tilemoe']):.3f}"
+                       for impl in ("fp8", "fp8-save-h")
+                       for of_one in (lambda one: one.values["saved_bytes"], above_weights))]
+              for name, of in whole.items()]  # fmt: skip
     found = results.of("fp8-kernels")
     rows = [[name, *(f"{one.median(f'{of}_tflop_per_s'):.0f}"
                      for of in ("up", "dense", "dense_fast_accum")),
@@ -266,8 +276,11 @@ def fp8():
         "FP8 recipe",
         "Whole layers with weights that are quantised already; \"x\" is bfloat16's time divided by "
         "that of FP8.",
-        table("layer | bfloat16, ms | FP8, ms | forward | backward | both", layers),
+        table("layer | bfloat16, ms | FP8, ms | forward | backward | both | both, weights quantised in "
+              "each pass", layers),
         source("fp8", one),
+        "Saved bytes, and peak memory above the weights and their codes, divided by bfloat16's:",
+        table("layer | saved | peak | saved, H in FP8 | peak, H in FP8", memory),
         "The up-projection and a dense FP8 GEMM of cuBLASLt of the same sizes, TFLOP/s; and the time "
         "of quantisation divided by that of a copy of the same bytes:",
         table("layer | up-projection | dense | dense, fast accumulation | up / dense | x, 1 x 128 | "

@@ -118,7 +118,7 @@ def test_peers_with_quantized_weights(format):
     assert narrow < 0.52 * wide
 
 
-RECIPES = ["tilemoe-recipe-fp8", "tilemoe-recipe-fp8-forward", "tilemoe-recipe-fp8-save-h"]
+RECIPES = [f"tilemoe-recipe-fp8{kind}" for kind in ("", "-each", "-forward", "-save-h")]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -141,7 +141,7 @@ def test_a_recipe_has_larger_errors_than_the_layer(monkeypatch):
 
 
 def test_what_a_recipe_does_not_compute():
-    fp8, forward = (peers.PEERS[name] for name in RECIPES[:2])
+    fp8, _, forward, _ = (peers.PEERS[name] for name in RECIPES)
     case = lambda **of: dataclasses.replace(SMALL, **{"d": 64, "n": 128, "dtype": "bfloat16", **of})
     adapted = case(frozen=True, lora_rank=8)
     assert "fp8_forward does" in fp8.missing(adapted) and not forward.missing(adapted)
@@ -154,7 +154,7 @@ def test_what_a_recipe_does_not_compute():
 def test_recipes_of_the_command_line(here, tmp_path, capsys):
     file = tmp_path / "fp8.jsonl"
     words = "--device cpu --dtype bfloat16 --rounds 1 --shape 32 64 48 4 2".split()
-    assert run(*words, "--recipe", "fp8", "fp8_forward", "fp8_save_h", "--json", file) == 0
+    assert run(*words, "--recipe", *peers.RECIPES, "--json", file) == 0
     names = [one.name.rpartition("/")[2] for one in records.read(file)]
     assert names == ["tilemoe", *RECIPES]
     assert "time_over_tilemoe" in records.read(file)[1].values

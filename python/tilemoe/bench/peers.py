@@ -320,23 +320,27 @@ class TileMoERecipe(TileMoE):
 
     def __init__(self, problem):
         super().__init__(problem)
-        import tilemoe
-
         n, masters = problem.case.n, [problem.W1]
         if n % _SCALES:  # gate and up share no scales: they are two tensors
             masters = [W1.detach().contiguous() for W1 in problem.W1.split(n, dim=1)]
         for master in masters:
             master.requires_grad_(problem.W1.requires_grad)
-        backward = self.recipe == "fp8"
-        self.codes = [tilemoe.fp8_weight(W, transposed=backward) for W in (*masters, problem.W2)]
+        self.masters = masters
+        self.options = {**self.options, "recipe": self.recipe, "save_h": self.save_h}
+        self.quantize()
         with torch.no_grad():
             for W, codes in zip((*masters, problem.W2), self.codes):
                 W.copy_(codes.weight.dequantize())
             if len(masters) > 1:
                 problem.W1.copy_(torch.cat(masters, 1))
-        self.masters = masters
-        self.options = {**self.options, "recipe": self.recipe, "save_h": self.save_h}
-        if len(masters) > 1:
+
+    def quantize(self):
+        import tilemoe
+
+        backward = self.recipe == "fp8"
+        masters = (*self.masters, self.problem.W2)
+        self.codes = [tilemoe.fp8_weight(W, transposed=backward) for W in masters]
+        if len(masters) > 2:
             self.options |= {"W1_up": self.codes[1], "gate_layout": "split"}
 
     def weights(self):
@@ -367,8 +371,21 @@ TileMoERecipeForward = _variant("tilemoe-recipe-fp8-forward", TileMoERecipe, rec
 TileMoERecipeSaveH = _variant(
     "tilemoe-recipe-fp8-save-h", TileMoERecipe, save_h="fp8", tolerance=9e-2
 )
+
+
+class TileMoERecipeEach(TileMoERecipe):
+    """The same with one quantisation of the weights per pass."""
+
+    name = "tilemoe-recipe-fp8-each"
+
+    def forward(self):
+        self.quantize()
+        return super().forward()
+
+
 RECIPES = {
     "fp8": TileMoERecipe,
+    "fp8_each": TileMoERecipeEach,
     "fp8_forward": TileMoERecipeForward,
     "fp8_save_h": TileMoERecipeSaveH,
 }
@@ -785,7 +802,7 @@ def _transformers():
 PEERS = {peer.name: peer for peer in (
     TileMoE, TileMoEKeeping, TileMoEOverwriting, TileMoESmall, TileMoEGatheredMM, TileMoEFrozen,
     TileMoEBefore,
-    *_QUANTIZED, TileMoERecipe, TileMoERecipeForward, TileMoERecipeSaveH,
+    *_QUANTIZED, *RECIPES.values(),
     TileMoESm80, TileMoESm90, TorchDense, TorchGroupedMM, TorchGroupedMMCompiled, SonicMoE, ScatterMoE,
     ScatterMoESm80,
 )}  # fmt: skip
