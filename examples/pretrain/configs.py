@@ -33,6 +33,7 @@ class Config:
     renormalize: bool = False  # a token's scores sum to 1 again after rounding
     capacity: float | None = None  # maximum pairs of an expert, as a multiple of its share
     recipe: str = "bf16"  # of the experts' GEMMs
+    save_h: str | None = None  # format of the experts' saved H
 
     @property
     def head(self):
@@ -63,7 +64,7 @@ CONFIGS = {
 
 def configuration(
     name, layers=None, rounding=None, routing_tokens=None, capacity=None, renormalize=False,
-    recipe="bf16",
+    recipe="bf16", save_h=None,
 ):  # fmt: skip
     """Return a configuration; `layers`: only the first N layers."""
     c = CONFIGS[name]
@@ -79,6 +80,8 @@ def configuration(
             raise Refusal(f"--recipe {recipe} does not support {name}: {choice.reason}")
         if capacity is not None or renormalize:
             raise Refusal("--recipe cannot be combined with --capacity and --renormalize")
+    if save_h is not None and recipe != "fp8":
+        raise Refusal(f"--save-h {save_h} requires --recipe fp8, got --recipe {recipe}")
     routing = {"routing_tokens": routing_tokens, "capacity": capacity, "renormalize": renormalize}
-    routing["recipe"] = recipe
+    routing |= {"recipe": recipe, "save_h": save_h}
     return replace(c, layers=layers or c.layers, rounding=rounding, **routing)

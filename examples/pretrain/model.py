@@ -161,6 +161,7 @@ class Block(nn.Module):
             balance_coefficient=c.balance_coefficient,
             z_coefficient=c.z_coefficient,
             recipe=c.recipe,
+            save_h=c.save_h,
             router_dtype=torch.float32,
             return_aux=True,
             **spread,

@@ -36,14 +36,14 @@ IDENTITY = ("config", "layers", "batch", "micro_batch", "seed", "corpus")
 # or is a mistake. The options that are in neither change at most the last bits.
 DECIDING = (
     "precision", "learning_rate", "warmup", "weight_decay", "clip", "bias_rate", "rounding",
-    "renormalize", "capacity", "routing_tokens", "recipe",
+    "renormalize", "capacity", "routing_tokens", "recipe", "save_h",
 )  # fmt: skip
 
 
 def build(args, mesh, device, order=None):
     """Return the configuration, the sharded model with its initial values, and the optimizer."""
-    routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize, args.recipe
-    c = configuration(args.config, args.layers, *routing)
+    routing = args.rounding, args.routing_tokens, args.capacity, args.renormalize
+    c = configuration(args.config, args.layers, *routing, args.recipe, args.save_h)
     why = refusal(args.experts, c, device.type) or not_shared(args, c) or not_in_fp8(args, c)
     if why is not None:
         raise Refusal(why)

@@ -50,6 +50,11 @@ def arguments(argv=None):
         help="GEMMs of the experts: in 16 bits; in FP8, with weight gradients in 16 bits; FP8 only "
         "in forward",
     )
+    add(
+        "--save-h",
+        choices=("fp8",),
+        help="with --recipe fp8: save H, the largest tensor of the experts, in FP8 for backward",
+    )
     add("--rounding", choices=("nearest", "up", "down", "stochastic", "balanced"))
     add(
         "--renormalize",
@@ -130,8 +135,8 @@ def arguments(argv=None):
     add(
         "--change-options",
         action="store_true",
-        help="continue from a checkpoint with another precision, learning rate, warm-up, "
-        "weight decay, clip, bias rate, rounding, capacity or recipe than it was trained with",
+        help="continue from a checkpoint with another precision, learning rate, warm-up, weight "
+        "decay, clip, bias rate, rounding, capacity, recipe or --save-h than it was trained with",
     )
     add("--log-every", type=whole(1), default=10, help="steps per line; log.jsonl has every step")
     add("--tensorboard", action="store_true", help="write TensorBoard files to --output")
@@ -272,7 +277,7 @@ def carry_out(args):
         # Groups change little of a plan, which is made of micro-batches of one and of two.
         config = configuration(
             args.config, args.layers, args.rounding, None, args.capacity, args.renormalize,
-            args.recipe,
+            args.recipe, args.save_h,
         )  # fmt: skip
         choices = args.experts, args.recompute, args.precision, args.compile
         together = args.expert_parallel

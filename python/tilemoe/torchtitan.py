@@ -27,7 +27,7 @@ from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
 
 from . import _library
 from .integrations.torchtitan import TileMoEGroupedExperts, TileMoERoutedExperts
-from .options import Dispatch, Recipe
+from .options import Dispatch, Options, Recipe, SaveH
 
 __all__ = ["experts", "routed_experts"]
 
@@ -38,6 +38,7 @@ def routed_experts(
     capacity_factor: float | None = None,
     dispatch: Dispatch = "all_gather",
     recipe: Recipe = "bf16",
+    save_h: SaveH | None = None,
 ) -> RoutedExperts.Config:
     """Return the replacing configuration; this is the override's factory.
 
@@ -48,20 +49,25 @@ def routed_experts(
             routing.
         dispatch: As in `tilemoe.expert_parallel.moe`.
         recipe: As in `experts`.
+        save_h: As in `experts`.
 
     Raises:
+        ValueError: As in `experts`.
         NotImplementedError: The configuration is that of a class derived from RoutedExperts.
     """
     if type(cfg) is not RoutedExperts.Config:
         raise NotImplementedError(
             f"TileMoE replaces RoutedExperts but not derived classes, got {_library.class_of(cfg)}"
         )
-    own = dict(inner_experts=experts(cfg.inner_experts, recipe), capacity_factor=capacity_factor)
-    return derive(cfg, TileMoERoutedExperts.Config, **own, dispatch=dispatch)
+    inner = experts(cfg.inner_experts, recipe, save_h)
+    own = dict(inner_experts=inner, capacity_factor=capacity_factor, dispatch=dispatch)
+    return derive(cfg, TileMoERoutedExperts.Config, **own)
 
 
 @override(target=GroupedExperts.Config, description="Compute grouped experts with TileMoE.")
-def experts(cfg: GroupedExperts.Config, recipe: Recipe = "bf16") -> GroupedExperts.Config:
+def experts(
+    cfg: GroupedExperts.Config, recipe: Recipe = "bf16", save_h: SaveH | None = None
+) -> GroupedExperts.Config:
     """Return the replacing configuration; this is the override's factory.
 
     torchtitan calls it for every experts configuration that it finds.
@@ -69,14 +75,17 @@ def experts(cfg: GroupedExperts.Config, recipe: Recipe = "bf16") -> GroupedExper
     Args:
         cfg: Configuration that torchtitan found.
         recipe: "bf16", "fp8" or "fp8_forward", as in `tilemoe.moe`. FSDP-2 then gathers FP8 codes.
+        save_h: Format of the saved H, None or "fp8", as in `tilemoe.moe`.
 
     Raises:
+        ValueError: The recipe or save_h is unknown, or the recipe does not support save_h.
         NotImplementedError: The configuration is that of a class derived from GroupedExperts or
             GptOssGroupedExperts, or is gpt-oss's with an FP8 recipe.
     """
+    Options(recipe=recipe, save_h=save_h)  # raises the errors of `tilemoe.moe`
     kind = type(cfg)
     if kind is GroupedExperts.Config:
-        return derive(cfg, TileMoEGroupedExperts.Config, recipe=recipe)
+        return derive(cfg, TileMoEGroupedExperts.Config, recipe=recipe, save_h=save_h)
     if (kind.__module__, kind.__qualname__) == (
         "torchtitan.models.gpt_oss.moe",
         "GptOssGroupedExperts.Config",

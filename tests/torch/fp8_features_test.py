@@ -246,6 +246,7 @@ ELSEWHERE = {
     "transformers, `set_recipe`": "works, tested by fp8_integrations_test.py",
     "torchtitan, override with `recipe`": "works, tested by fp8_integrations_test.py without ranks",
     "[JAX](cpp.md#jax)": "works, tested by jax_fp8_test.py",
+    '`save_h="fp8"` in transformers and torchtitan': "works, tested by fp8_integrations_test.py",
     "torchtitan's gpt-oss": REFUSED + "gate and up rows are interleaved",
 }
 FEATURES = {  # row of the table: (test, what the page says)

@@ -9,6 +9,20 @@ from random_layers import normal
 from tilemoe import recipes
 
 D, N, E, K, T = 64, 128, 4, 2, 24
+OF_CODES = 2 * N + 8  # bytes of a row of H in FP8: codes, and a scale of gate and of up
+
+
+def saved_H(run, rows):
+    """Run, and return the bytes of the saved H: "fp8", "bf16", or both."""
+    sizes, made = {rows * OF_CODES: "fp8", rows * 4 * N: "bf16"}, set()
+
+    def pack(tensor):
+        made.add(sizes.get(tensor.numel() * tensor.element_size()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    return made - {None}
 
 
 def error(got, want):
@@ -65,6 +79,27 @@ def test_transformers(mixtral, recipe):
     assert not calls.of("experts_lora")
 
 
+def test_transformers_save_h(mixtral):
+    set_recipe, run = tilemoe.transformers.set_recipe, lambda: loss_of(mixtral)
+    set_recipe(mixtral, "fp8")
+    assert saved_H(run, T * K) == {"bf16"}
+    loss, gradient = run()
+    set_recipe(mixtral, "fp8", save_h="fp8")
+    assert saved_H(run, T * K) == {"fp8"}
+    other, of_codes = run()
+    assert torch.equal(loss, other) and 0.001 < error(of_codes, gradient) < 0.1
+    for recipe, kept in (("auto", "bf16"), ("fp8", "bf16"), ("bf16", "bf16")):  # of the call before
+        set_recipe(mixtral, recipe)
+        assert saved_H(run, T * K) == {kept}
+
+
+def test_transformers_save_h_auto(mixtral, monkeypatch):
+    tilemoe.transformers.set_recipe(mixtral, "auto", save_h="fp8")
+    assert saved_H(lambda: loss_of(mixtral), T * K) == {"bf16"}
+    monkeypatch.setattr(recipes, "_cached", lambda *_: recipes.RecipeChoice("fp8", "faster"))
+    assert saved_H(lambda: loss_of(mixtral), T * K) == {"fp8"}
+
+
 def test_transformers_auto(mixtral, monkeypatch):
     plain, _ = loss_of(mixtral)
     tilemoe.transformers.set_recipe(mixtral, "auto")
@@ -97,6 +132,11 @@ def test_transformers_refusals(mixtral):
     set_recipe = tilemoe.transformers.set_recipe
     with pytest.raises(ValueError, match="recipe must be one of bf16, fp8"):
         set_recipe(mixtral, "e4m3")
+    for recipe in ("bf16", "fp8_forward"):
+        with pytest.raises(ValueError, match=f"requires recipe='fp8' or 'auto', got '{recipe}'"):
+            set_recipe(mixtral, recipe, save_h="fp8")
+    with pytest.raises(ValueError, match="save_h must be one of fp8, got 'e4m3'"):
+        set_recipe(mixtral, "fp8", save_h="e4m3")
     with pytest.raises(ValueError, match="has no experts module"):
         set_recipe(torch.nn.Linear(2, 2), "fp8")
     experts_of(mixtral).is_transposed = True
@@ -113,9 +153,9 @@ def titan():
     import tilemoe.torchtitan
     from torchtitan.models.common.moe import GroupedExperts
 
-    def build(recipe):
+    def build(recipe, **how):
         cfg = GroupedExperts.Config(dim=D, hidden_dim=N, num_experts=E)
-        made = tilemoe.torchtitan.experts(cfg, recipe=recipe).build()
+        made = tilemoe.torchtitan.experts(cfg, recipe=recipe, **how).build()
         for seed, p in enumerate(made.parameters()):
             p.data = normal(*p.shape, seed=seed, dtype=torch.float32, scale=p.shape[-1] ** -0.5).cpu()
         return made
@@ -144,6 +184,39 @@ def test_torchtitan(titan):
     assert error(made["fp8"][1], made["fp8_forward"][1]) > 0.005
 
 
+@pytest.mark.cpu
+def test_torchtitan_save_h(titan):
+    x = normal(T, D, seed=9, dtype=torch.bfloat16)
+    counts = torch.tensor([7, 0, 13, 4])
+    made = {}
+    for save_h in (None, "fp8"):
+        module, rows = titan("fp8", save_h=save_h), x.detach().requires_grad_()
+        assert saved_H(lambda: module(rows, counts), T) == {save_h or "bf16"}
+        out = module(rows, counts)
+        out.float().square().sum().backward()
+        made[save_h] = [out, rows.grad, *(p.grad for p in module.parameters())]
+    assert torch.equal(made[None][0], made["fp8"][0])
+    for got, want in zip(made["fp8"][1:], made[None][1:]):
+        assert 0.001 < error(got, want) < 0.1
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    "how, text",
+    [
+        (dict(recipe="e4m3"), "recipe must be one of bf16, fp8"),
+        (dict(recipe="fp8", save_h="e4m3"), "save_h must be one of fp8, got 'e4m3'"),
+        (dict(save_h="fp8"), "save_h='fp8' requires recipe='fp8' or 'auto', got 'bf16'"),
+    ],
+)
+def test_torchtitan_refusals(titan, how, text):
+    from torchtitan.models.common.moe import GroupedExperts
+
+    cfg = GroupedExperts.Config(dim=D, hidden_dim=N, num_experts=E)
+    with pytest.raises(ValueError, match=text):
+        tilemoe.torchtitan.experts(cfg, **how)
+
+
 class OfGptOss:
     """A configuration with the names of torchtitan's, whose package requires a newer torch."""
 
@@ -165,5 +238,5 @@ def test_torchtitan_routed_experts(titan):
         inner_experts=GroupedExperts.Config(dim=D, hidden_dim=N, num_experts=E),
         token_dispatcher=LocalTokenDispatcher.Config(num_experts=E, top_k=K),
     )
-    made = tilemoe.torchtitan.routed_experts(cfg, recipe="fp8")
-    assert made.inner_experts.recipe == "fp8"
+    made = tilemoe.torchtitan.routed_experts(cfg, recipe="fp8", save_h="fp8")
+    assert made.inner_experts.recipe == "fp8" and made.inner_experts.save_h == "fp8"

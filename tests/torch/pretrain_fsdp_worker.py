@@ -31,6 +31,7 @@ CASES = {
     "renormalized": (configuration("tiny", rounding="nearest", renormalize=True), (), False),
     "capacity": (configuration("tiny", capacity=0.75), (), False),
     "fp8": (configuration("tiny-wide", recipe="fp8"), (), False),
+    "H in fp8": (configuration("tiny-wide", recipe="fp8", save_h="fp8"), (), False),
     "grouped_mm": (configuration("tiny"), ("grouped_mm",), False),
 }
 

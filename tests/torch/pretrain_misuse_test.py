@@ -92,6 +92,21 @@ def test_options_that_decide_change_on_purpose_alone(launch, tmp_path, capsys):
     assert refused.endswith("step-000000002 has seed 0, this run has seed 1")
 
 
+def test_H_in_fp8_is_trained_and_is_an_option_that_decides(launch, tmp_path):
+    """The last --config counts."""
+    wide = ["--config", "tiny-wide", "--recipe", "fp8", "--evaluate-every", 9]
+    plain, codes = tmp_path / "plain", tmp_path / "codes"
+    assert launch(*wide, "--steps", 2, folder=plain) == 0
+    assert launch(*wide, "--steps", 2, "--save-h", "fp8", folder=codes) == 0
+    one, other = ([record["loss"] for record in log(folder)[:2]] for folder in (plain, codes))
+    assert one[0] == other[0] and one[1] != other[1]  # the same forward, other gradients
+    why = launch(*wide, "--steps", 3, folder=codes)
+    assert "was trained with save_h fp8, this run has save_h None" in why
+    assert launch("--save-h", "fp8") == (
+        "error: --save-h fp8 requires --recipe fp8, got --recipe bf16"
+    )
+
+
 def test_a_checkpoint_with_fewer_options_is_compared_by_those():
     """Those of earlier versions have a list, without the options that decide."""
     run = SimpleNamespace(args=SimpleNamespace(change_options=False))

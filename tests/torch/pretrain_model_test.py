@@ -210,6 +210,20 @@ def test_the_plan_counts_what_the_model_has_and_keeps(name, recompute):
     assert memory["saved for backward"] == plan.kept_for_backward(model, batch(c, 3))
 
 
+def test_the_plan_counts_codes_of_H():
+    """The command's options give the bytes of H in 16 bits, or of codes with two scales of a row."""
+    kept, words = {}, ["--config", "tiny-wide", "--plan", "--recipe", "fp8"]
+    for save_h in ((), ("--save-h", "fp8")):
+        args = train.arguments([*words, *save_h])
+        c = configuration(args.config, recipe=args.recipe, save_h=args.save_h)
+        kept[args.save_h] = plan.Plan(c, "tilemoe", "none", "mixed", False, processes=1).kept(3)
+    rows = c.layers * 3 * c.context * c.K
+    assert kept[None] - kept["fp8"] == rows * (4 * c.n - (2 * c.n + 8))
+    for recipe in ("bf16", "fp8_forward"):
+        with pytest.raises(ValueError, match=f"--save-h fp8 requires --recipe fp8, got --recipe {recipe}"):
+            configuration("tiny-wide", recipe=recipe, save_h="fp8")
+
+
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_the_largest_micro_batch_is_the_largest(recompute):
     of = plan.Plan(CONFIGS["tiny"], "tilemoe", recompute, "mixed", False, processes=1)

@@ -24,7 +24,7 @@ from .._kept_codes import KeptCodes
 from ..distributed.dtensor import local_bfloat16, local_of_rank
 from ..distributed.fp8_shards import gather_in_fp8_
 from ..fp8_weights import Fp8Weight
-from ..options import FP8_RECIPES, Dispatch, Recipe
+from ..options import FP8_RECIPES, Dispatch, Recipe, SaveH
 from . import torchtitan_dispatchers as dispatchers
 
 
@@ -63,10 +63,11 @@ class TileMoEGroupedExperts(Computed, GroupedExperts):
     @dataclass(kw_only=True, slots=True)
     class Config(GroupedExperts.Config):
         recipe: Recipe = "bf16"
+        save_h: SaveH | None = None
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.recipe = config.recipe
+        self.recipe, self.save_h = config.recipe, config.save_h
         if config.recipe in FP8_RECIPES:
             self.fp8_codes = KeptCodes(("w1_EFD", "w3_EFD", "w2_EDF"))
 
@@ -78,7 +79,8 @@ class TileMoEGroupedExperts(Computed, GroupedExperts):
     def layer(self) -> dict[str, Any]:
         if self.recipe in FP8_RECIPES:
             W1, W1_up, W2 = (self._in_fp8(name) for name in self.fp8_codes.names)
-            return dict(W1=W1, W1_up=W1_up, W2=W2, gate_layout="split", recipe=self.recipe)
+            how = dict(recipe=self.recipe, save_h=self.save_h)
+            return dict(W1=W1, W1_up=W1_up, W2=W2, gate_layout="split", **how)
         return dict(
             W1=local_bfloat16(self.w1_EFD),
             W1_up=local_bfloat16(self.w3_EFD),

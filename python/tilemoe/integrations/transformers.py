@@ -203,8 +203,7 @@ def computed(
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     recipe = transformers_recipe.of_call(experts, hidden_states, top_k_index, form)
     W1, W2 = (_weight(experts, name, recipe) for name in (first, "down_proj"))
-    if recipe != "bf16":
-        options["recipe"] = recipe
+    options |= transformers_recipe.options_of(experts, recipe)
     b1, b2 = None, None
     if experts.has_bias:
         b1, b2 = getattr(experts, first + "_bias"), experts.down_proj_bias
