@@ -1,5 +1,5 @@
-// FP8 weights: the arrays of a call as the C interface takes them, and the target that quantises a
-// weight.
+// FP8 weights and H in FP8: the arrays of a call as the C interface takes them, and the target that
+// quantises a weight.
 #include "view.h"
 
 namespace tilemoe_jax {
@@ -14,8 +14,8 @@ int64_t tiles(int64_t size) {
 }
 
 // The C interface has no shapes of codes and scales. Errors name codes as their weight.
-const void* array_of(const Call& call, const std::string& name, const std::string& suffix,
-                     DataType dtype, const std::vector<int64_t>& dims) {
+void* array_of(const Call& call, const std::string& name, const std::string& suffix, DataType dtype,
+               const std::vector<int64_t>& dims) {
   const Array* const array = call.find(name + suffix);
   if (array == nullptr || array->dtype != dtype)
     refuse(name + suffix + " is absent or has another dtype");
@@ -47,6 +47,19 @@ void set_formats(const Call& call, tilemoe_experts& experts) {
   if (call.has("W1_codes")) experts.format_1 = TILEMOE_FORMAT_FP8;
   if (call.has("W2_codes")) experts.format_2 = TILEMOE_FORMAT_FP8;
   experts.recipe = call.kind<tilemoe_recipe>("recipe");
+  experts.format_H = call.kind<tilemoe_format>("save_h");
+}
+
+std::vector<int64_t> dims_of_H_scales(const tilemoe_experts& experts, int64_t capacity) {
+  return {capacity, tiles(experts.n), 2};
+}
+
+void save_codes_of_H(const Call& call, const tilemoe_experts& experts, int64_t capacity,
+                     tilemoe_saved& saved) {
+  const auto codes = array_of(call, "H", "_codes", DataType::U8, {capacity, 2 * experts.n});
+  const auto scales =
+      array_of(call, "H", "_scales", DataType::F32, dims_of_H_scales(experts, capacity));
+  saved.H_codes = static_cast<uint8_t*>(codes), saved.H_scales = static_cast<float*>(scales);
 }
 
 tilemoe_quantized_weights quantized_of(const Call& call, const tilemoe_experts& experts) {

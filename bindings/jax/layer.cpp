@@ -152,10 +152,24 @@ tilemoe_forward_args forward_args(const Call& call, const tilemoe_routing& routi
   return args;
 }
 
-tilemoe_saved saved_of(const Call& call) {
+tilemoe_saved saved_of(const Call& call, const tilemoe_experts& experts,
+                       const tilemoe_routing& routing) {
   auto saved = sized<tilemoe_saved>();
   saved.H = call.tensor("H"), saved.P1 = call.tensor("P1"), saved.P2 = call.tensor("P2");
+  if (call.has("H_codes")) save_codes_of_H(call, experts, routing.spec.capacity, saved);
   return saved;
+}
+
+// dH has the memory of H, or its own, and then the memory of codes of H is written, too.
+void consume_H(const Call& call, const tilemoe_experts& experts, tilemoe_saved& saved) {
+  bool in_place = call.memory("dH") == saved.H.data;
+  if (experts.format_H != TILEMOE_FORMAT_NONE)
+    in_place =
+        call.memory("dH_codes") == saved.H_codes && call.memory("dH_scales") == saved.H_scales;
+  if (!in_place)
+    throw tilemoe::Error(tilemoe::Status::kInternalError,
+                         "expected dH in the memory of H, but XLA placed it elsewhere");
+  saved.H = call.tensor("dH");
 }
 
 }  // namespace
@@ -173,7 +187,7 @@ void forward(Call& call) {
   tilemoe_routing routing = bind_routing(call, spec);
   build_routing(call, routing, workspace);
   tilemoe_forward_args args = forward_args(call, routing, weights);
-  tilemoe_saved saved = saved_of(call);
+  tilemoe_saved saved = saved_of(call, experts, routing);
   if (call.number("saves")) args.saved = &saved;
   const tilemoe_quantized_weights quantized = quantized_of(call, experts);
   if (has_codes(call)) args.quantized = &quantized;
@@ -194,13 +208,11 @@ void backward(Call& call) {
   const tilemoe_routing routing = bind_routing(call, spec);
   const Workspace workspace(
       call, call.device == TILEMOE_CPU ? backward_bytes(call, experts, spec, 0) : 0);
-  tilemoe_saved saved = saved_of(call);
+  tilemoe_saved saved = saved_of(call, experts, routing);
   auto args = sized<tilemoe_backward_args>();
   args.mode = call.kind<tilemoe_backward_mode>("mode");
   if (args.mode == TILEMOE_BACKWARD_REST) saved.state = TILEMOE_SAVED_DH_OVER_H;
-  if (args.mode == TILEMOE_BACKWARD_OVER_H && call.memory("dH") != saved.H.data)
-    throw tilemoe::Error(tilemoe::Status::kInternalError,
-                         "expected dH in the memory of H, but XLA placed it elsewhere");
+  if (args.mode == TILEMOE_BACKWARD_OVER_H) consume_H(call, experts, saved);
   args.routing = &routing, args.weights = &weights, args.dweights = &dweights;
   args.X = call.tensor("X"), args.dO = call.tensor("dO");
   args.saved = &saved;
@@ -248,7 +260,13 @@ void check_forward(Call call, const Sizes& sizes) {
   const Array X = *call.find("X");
   call.add("O", X.dtype, X.dims);
   const bool gated = tilemoe_activation_gated(experts.activation) != 0;
-  call.add("H", X.dtype, {sizes.capacity, gated ? 2 * experts.n : experts.n});
+  const std::vector<int64_t> dims{sizes.capacity, gated ? 2 * experts.n : experts.n};
+  if (experts.format_H == TILEMOE_FORMAT_NONE) {
+    call.add("H", X.dtype, dims);
+  } else {
+    call.add("H_codes", DataType::U8, dims);
+    call.add("H_scales", DataType::F32, dims_of_H_scales(experts, sizes.capacity));
+  }
   if (experts.rank_1 > 0) call.add("P1", X.dtype, {sizes.capacity, experts.rank_1});
   if (experts.rank_2 > 0) call.add("P2", X.dtype, {sizes.capacity, experts.rank_2});
   call.add("routing", DataType::U8, {sizes.routing});
@@ -256,7 +274,7 @@ void check_forward(Call call, const Sizes& sizes) {
   const tilemoe_weights weights = weights_of(call);
   const tilemoe_routing routing = bind_routing(call, spec);
   tilemoe_forward_args args = forward_args(call, routing, weights);
-  tilemoe_saved saved = saved_of(call);
+  tilemoe_saved saved = saved_of(call, experts, routing);
   args.saved = &saved, args.dry_run = 1;
   const tilemoe_quantized_weights quantized = quantized_of(call, experts);
   if (has_codes(call)) args.quantized = &quantized;

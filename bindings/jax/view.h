@@ -146,9 +146,14 @@ void top_k_backward(Call& call);
 void router_losses(Call& call);
 void quantize_fp8(Call& call);
 
-// Whether W1 or W2 is FP8 codes. Sets the recipe and the formats of such weights.
+// Whether W1 or W2 is FP8 codes. Sets the recipe, the formats of such weights and that of H.
 bool has_codes(const Call& call);
 void set_formats(const Call& call, tilemoe_experts& experts);
+// H_codes and H_scales of a call with experts.format_H FP8. The codes are bytes, which XLA copies as
+// they are.
+std::vector<int64_t> dims_of_H_scales(const tilemoe_experts& experts, int64_t capacity);
+void save_codes_of_H(const Call& call, const tilemoe_experts& experts, int64_t capacity,
+                     tilemoe_saved& saved);
 // The operands <weight>_codes and _scales, and <weight>_transposed_codes and _scales.
 tilemoe_quantized_weights quantized_of(const Call& call, const tilemoe_experts& experts);
 

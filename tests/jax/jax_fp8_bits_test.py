@@ -16,6 +16,8 @@ from jax_bits_test import DTYPES, bits
 from jax_fp8_values import D, E, FP8, K, N, T, arrays, values
 
 WEIGHTS = "W1", "W1_up", "W2"
+RECIPES = [*(dict(recipe=recipe) for recipe in FP8), dict(recipe="fp8", save_h="fp8")]
+NAMES = [*FP8, "save_h"]
 
 
 compare = functools.partial(jax_bits_test.compare, dO_shape=(T, D))
@@ -27,7 +29,7 @@ def coded(a):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("recipe", FP8)
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
 @pytest.mark.parametrize(
     "how, sizes",
     [
@@ -39,14 +41,14 @@ def coded(a):
     ids=["biases", "split", "gpt-oss", "capacity"],
 )
 def test_routed(how, sizes, recipe, dtype):
-    how = dict(how, K=K, recipe=recipe)
+    how = dict(how, K=K, **recipe)
     inputs = {**arrays(**sizes), "addend": values(8, T, D)}
     compare(
         inputs, dtype, lambda a: tilemoe.jax.moe(**a, **how), lambda a: tilemoe.moe(**coded(a), **how)
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", FP8)
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
 def test_grouped(recipe):
     inputs = {"rows": values(0, T, D), "row_scores": values(7, T), **arrays()}
     for name in ("x", "logits_or_scores"):
@@ -54,8 +56,8 @@ def test_grouped(recipe):
     counts = np.array([9, 0, 11, 2], np.int32)
     compare(
         inputs, "bfloat16",
-        lambda a: tilemoe.jax.grouped_experts(**a, counts=jnp.asarray(counts), recipe=recipe),
-        lambda a: tilemoe.grouped_experts(**coded(a), counts=torch.tensor(counts), recipe=recipe),
+        lambda a: tilemoe.jax.grouped_experts(**a, counts=jnp.asarray(counts), **recipe),
+        lambda a: tilemoe.grouped_experts(**coded(a), counts=torch.tensor(counts), **recipe),
     )  # fmt: skip
 
 

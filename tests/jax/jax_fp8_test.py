@@ -248,6 +248,108 @@ def test_residuals_are_those_of_16_bits(recipe, wide):
     assert not kept & kinds([a["W1"], a["W2"]])  # codes, and no masters
 
 
+# ---------------------------------------------------------------- H in FP8
+
+
+SAVE_H = dict(save_h="fp8")
+
+
+@pytest.mark.parametrize("ways", [lambda a: a, coded], ids=["arrays", "codes"])
+def test_residuals_with_codes_of_H(ways):
+    """Bytes of codes and scales in place of H, and nothing else."""
+    a = ways(layer("bfloat16"))
+    _, plain = residuals(moe, a)
+    _, codes = residuals(lambda a: moe(a, **SAVE_H), a)
+    assert plain - codes == Counter({("bfloat16", T * K, 2 * N): 1})
+    assert codes - plain == Counter({("uint8", T * K, 2 * N): 1, ("float32", T * K, 1, 2): 1})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_with_codes_of_H(dtype):
+    """The same O; gradients near those of H in x's dtype; the same bits in every way of backward."""
+    a = layer(dtype, biases=True)
+    plain, found = gradients(a), gradients(a, **SAVE_H)
+    equal(found[0], plain[0])
+    for name in ("x", "W1", "W2", "b1", "logits_or_scores"):
+        one, other = (g[1][name].astype(jnp.float32) for g in (found, plain))
+        error = jnp.linalg.norm(one - other) / jnp.linalg.norm(other)
+        assert 1e-3 < error < 0.1, (name, error)
+    equal(gradients(a, overwrite_H=False, **SAVE_H), found)
+    for only in ("x", "W1", "W2"):
+        one = jax.grad(lambda one, only=only: loss({**a, only: one}, **SAVE_H))(a[only])
+        equal(one, found[1][only])
+
+
+def test_codes_of_H_may_be_read_again():
+    """XLA copies them before backward overwrites them."""
+    a = layer("float32")
+    O, vjp = jax.vjp(jax.jit(lambda a: moe(a, **SAVE_H)), a)
+    first, second = vjp(O), vjp(O)
+    equal(first, second)
+
+    @jax.jit
+    def both(a):
+        O, vjp = jax.vjp(lambda a: moe(a, **SAVE_H), a)
+        return vjp(O), vjp(2 * O)
+
+    found, of_twice = both(a)
+    equal(found, first)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(2 * a, b, rtol=1e-5), found, of_twice)
+
+
+def test_backward_with_codes_of_H():
+    """The first call writes over the codes and makes dH, which the second reads; no array is copied."""
+    step = jax.grad(lambda a: loss(a, **SAVE_H))
+    text = compiled(step, coded(layer("float32"))).as_text()
+    backward = [line for line in text.splitlines() if 'custom_call_target="tilemoe.backward.v1"' in line]
+    aliases = [re.search(r"output_to_operand_aliasing=\{(.*?)\}, api", line) for line in backward]
+    assert [found[1].count(":") if found else 0 for found in aliases] == [2, 0]
+    codes = rf"u8\[{T * K},{2 * N}\]"
+    assert [bool(re.search(codes, line)) for line in backward] == [True, False]
+    assert not re.findall(rf"({codes}|f32\[{T * K},1,2\]|f32\[{T * K},{2 * N}\])\S* copy\(", text)
+
+
+@pytest.mark.parametrize("names", [tilemoe.RESIDUALS, ("tilemoe_H",), ()], ids=len)
+def test_checkpoint_with_codes_of_H(names):
+    a = layer("float32")
+    expected = gradients(a, **SAVE_H)
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    remat = jax.checkpoint(lambda a: loss(a, **SAVE_H), policy=policy)
+    equal(jax.jit(jax.value_and_grad(remat))(a), expected)
+    of_H = {("uint8", T * K, 2 * N), ("float32", T * K, 1, 2)}
+    assert of_H & residuals(remat, a)[0].keys() == (of_H if names else set())
+
+
+def test_scan_with_codes_of_H():
+    """Codes of all layers are stacked; the bits are those of unrolled layers."""
+    a = layer("bfloat16")
+    stacked = {name: jnp.stack([a[name], -a[name], 2 * a[name]]) for name in ("W1", "W2")}
+    rest = without(a, "W1", "W2", "x")
+
+    def run(unroll):
+        def step(x, w):
+            return x + moe({**rest, **w, "x": x}, **SAVE_H), None
+
+        def whole(weights):
+            out = jax.lax.scan(step, a["x"], weights, unroll=unroll)[0]
+            return out.astype(jnp.float32).sum()
+
+        return jax.jit(jax.grad(whole))
+
+    equal(run(1)(stacked), run(3)(stacked))
+    assert f"u8[3,{T * K},{2 * N}]" in compiled(run(1), stacked).as_text()
+
+
+def test_no_rows_with_codes_of_H():
+    a = layer("float32")
+    a |= {"x": a["x"][:0], "logits_or_scores": a["logits_or_scores"][:0]}
+    _, found = gradients(a, **SAVE_H)
+    assert not any(g.any() for g in jax.tree.leaves(found))
+
+
+# ---------------------------------------------------------------- transformations, continued
+
+
 def test_donation():
     """New codes in the memory of old ones."""
     a = layer("bfloat16")
@@ -361,6 +463,21 @@ def of_W1(**changed):
 
 CASES = {
     "auto": (NotImplementedError, ["recipe='auto' is not supported in JAX"], {}, dict(recipe="auto")),
+    "H in FP8, 16 bits": (
+        ValueError, ["save_h='fp8' requires recipe='fp8'", "got 'bf16'"], {},
+        dict(recipe="bf16", save_h="fp8"),
+    ),
+    "H in FP8, forward": (
+        ValueError, ["save_h='fp8' requires recipe='fp8'", "got 'fp8_forward'"], {},
+        dict(recipe="fp8_forward", save_h="fp8"),
+    ),
+    "H in FP8, auto": (
+        NotImplementedError, ["recipe='auto' is not supported in JAX"], {},
+        dict(recipe="auto", save_h="fp8"),
+    ),
+    "another format of H": (
+        ValueError, ["save_h must be one of fp8, got 'mxfp4'"], {}, dict(save_h="mxfp4")
+    ),
     "adapters": (
         NotImplementedError, ["does not support adapters; use recipe='fp8_forward'"], {}, dict(lora=LORA)
     ),

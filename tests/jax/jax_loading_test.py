@@ -135,4 +135,4 @@ def test_arrays_of_the_handlers():
     assert library.OPERANDS["top_k"] == ("logits", "selection_bias")
     assert library.RESULTS["top_k"] == ("scores", "ids", "counts")
     assert library.OPERANDS["forward"][:3] == ("X", "ids", "scores")
-    assert library.RESULTS["backward"][-2:] == ("dH", "workspace")
+    assert library.RESULTS["backward"][-4:] == ("dH", "workspace", "dH_codes", "dH_scales")

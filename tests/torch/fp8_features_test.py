@@ -247,6 +247,7 @@ ELSEWHERE = {
     "torchtitan, override with `recipe`": "works, tested by fp8_integrations_test.py without ranks",
     "[JAX](cpp.md#jax)": "works, tested by jax_fp8_test.py",
     '`save_h="fp8"` in transformers and torchtitan': "works, tested by fp8_integrations_test.py",
+    '`save_h="fp8"` in JAX': "works, tested by jax_fp8_test.py",
     "torchtitan's gpt-oss": REFUSED + "gate and up rows are interleaved",
 }
 FEATURES = {  # row of the table: (test, what the page says)

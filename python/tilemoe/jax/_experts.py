@@ -15,8 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 from .. import _checks
 from .._signatures import Reader
 from ..options import (
-    ACTIVATIONS, GATED, GROUPED, LITERALS, TOP_K, Activation, GateLayout, GroupScore, OnOverflow,
-    Options, Recipe, Scoring,
+    ACTIVATIONS, GATED, GROUPED, LITERALS, TOP_K, Activation, At, GateLayout, GroupScore,
+    OnOverflow, Options, Recipe, SaveH, Scoring,
 )  # fmt: skip
 from . import _fp8, _sharding
 from ._fp8 import BF16, CODES, QUANTIZABLE, Fp8Weight
@@ -39,6 +39,7 @@ _FROM_DH = 1 | 4 | 8 | 32 | 64 | 256  # gradients that follow from dH
 _OF_W1 = ("W1", "W1_up", "b1", "b1_up")
 _RESULTS = {"X": "dX", "scores": "ds", **{name: f"d{name}" for name in (*WEIGHTS, *FACTORS)}}
 _WHOLE, _OVER_H, _REST = 0, 1, 3  # tilemoe_backward_mode
+_OF_H = "H_codes", "H_scales"  # of H in FP8
 # Arrays that forward saves for backward, by the names of jax.ad_checkpoint.
 RESIDUALS = (
     "tilemoe_H", "tilemoe_routing", "tilemoe_ids", "tilemoe_scores", "tilemoe_P1", "tilemoe_P2",
@@ -65,10 +66,15 @@ class _Static(NamedTuple):
     scale_1: float
     scale_2: float
     recipe: int
+    save_h: int  # tilemoe_format
 
-    def h_width(self, arrays: dict[str, Any]) -> int:
+    def saved_H(self, arrays: dict[str, Any], capacity: int, dtype: Any) -> dict[str, Any]:
+        """Return shape and dtype of each array of H: in x's dtype, or bytes of codes and scales."""
         n = _sizes_of(arrays, bool(self.transposed))[2]
-        return 2 * n if ACTIVATIONS[self.activation] in GATED else n
+        if self.save_h:
+            scales = ((capacity, -(-n // 128), 2), jnp.float32)
+            return {"H_codes": ((capacity, 2 * n), jnp.uint8), "H_scales": scales}
+        return {"H": ((capacity, 2 * n if ACTIVATIONS[self.activation] in GATED else n), dtype)}
 
 
 def _sizes_of(arrays: dict[str, Any], transposed: bool) -> tuple[int, int, int]:
@@ -108,7 +114,7 @@ def _forward(static: _Static, operands: dict[str, Any], saves: bool) -> dict[str
     if sizes.packed:
         results["packed"] = ((sizes.packed,), jnp.uint8)
     if saves:
-        results["H"] = ((sizes.capacity, static.h_width(operands)), dtype)
+        results |= static.saved_H(operands, sizes.capacity, dtype)
         if rank := static.rank_gate + static.rank_up:
             results["P1"] = ((sizes.capacity, rank), dtype)
         if static.rank_down:
@@ -139,9 +145,9 @@ def _experts_forward(static: _Static, overwrite_H: bool, operands: Any) -> Any:
         return _experts(static, overwrite_H, values), ({}, wanted)
     _fp8.require_transposed(values, static.recipe)
     made = _forward(static, values, True)
-    kept = {name: made.get(name) for name in ("H", "routing", "P1", "P2", "packed")}
+    kept = {name: made.get(name) for name in ("H", *_OF_H, "routing", "P1", "P2", "packed")}
     kept = {
-        name: checkpoint_name(array, f"tilemoe_{name}")
+        name: checkpoint_name(array, "tilemoe_H" if name in _OF_H else f"tilemoe_{name}")
         for name, array in kept.items() if array is not None
     }  # fmt: skip
     weights = {name: made[name] for name in WEIGHTS if made[name] is not None}
@@ -179,7 +185,7 @@ def _experts_backward(static: _Static, overwrite_H: bool, residuals: Any, cotang
     made: dict[str, Any] = {}
     for mode, operands in _stages(static, overwrite_H, dtypes):
         if mode == _REST:
-            arrays = {**arrays, "dO": None, "H": made["dH"]}
+            arrays = {**arrays, "dO": None, **dict.fromkeys(_OF_H), "H": made["dH"]}
         types = _gradient_types(static, saved, {name: dtypes[name] for name in operands})
         made |= _backward(static, mode, arrays, types)
     for name, dtype in dtypes.items():
@@ -225,14 +231,21 @@ def _gradient_types(static: _Static, saved: Any, dtypes: dict[str, str]) -> dict
 def _backward(
     static: _Static, mode: int, operands: dict[str, Any], types: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the gradients of the operands in `types`, and dH if it is over H."""
+    """Return the gradients of the operands in `types`, and dH if it is over H.
+
+    Codes of H are overwritten, next to dH.
+    """
     bits = functools.reduce(operator.or_, (_BITS[name] for name in types))
     attributes = {**static._asdict(), "mode": mode, "gradients": bits}
     results = {_RESULTS[name]: of for name, of in types.items()}
     results["workspace"] = ((plan("backward", operands, attributes).workspace,), jnp.uint8)
-    aliases = {}
+    aliases: dict[str, str] = {}
     if mode == _OVER_H:
-        results["dH"], aliases["dH"] = (operands["H"].shape, operands["X"].dtype), "H"
+        consumed = _OF_H if static.save_h else ("H",)
+        aliases = {f"d{name}": name for name in consumed}
+        results |= {f"d{name}": (operands[name].shape, operands[name].dtype) for name in consumed}
+        if static.save_h:
+            results["dH"] = (operands["H_codes"].shape, operands["X"].dtype)
     return call("backward", operands, results, attributes, aliases)
 
 
@@ -262,8 +275,8 @@ class _OfMoe(_OfExperts, total=False):
     on_overflow: OnOverflow
 
 
-_moe = Reader("moe", _OfMoe, "recipe")
-_grouped = Reader("grouped_experts", _OfExperts, "recipe")
+_moe = Reader("moe", _OfMoe, "recipe", "save_h")
+_grouped = Reader("grouped_experts", _OfExperts, "recipe", "save_h")
 
 
 class _Layer(NamedTuple):
@@ -312,6 +325,7 @@ def _run(layer: _Layer, kind: int, K: int, capacity: int, X: Any, ids: Any, scor
         LITERALS["gate_layout"].index(options.gate_layout), int(layer.transposed),
         float(options.clamp), float(options.alpha), float(options.up_shift),
         options.column_blocks, *factors.ranks, *factors.scales, layer.recipe,
+        options.numbers[At.SAVE_H],
     )  # fmt: skip
     if addend is not None:
         addend = require_array(addend, "addend")
@@ -364,6 +378,7 @@ def moe(
     addend: Any = None,
     lora: LoRA | None = None,
     recipe: Recipe = "bf16",
+    save_h: SaveH | None = None,
     transposed: bool = False,
     overwrite_H: bool = True,
     return_aux: bool = False,
@@ -403,11 +418,14 @@ def moe(
             forward and again in backward. Both FP8 recipes require an H100 or H200, or the CPU
             backend; an activation with a gate; d and n multiples of 16; gate_layout "split", or
             "concatenated" with n a multiple of 128. "auto" is not supported.
+        save_h: Format of the saved H. "fp8", with recipe="fp8": E4M3 codes with a scale per 128
+            columns of a row, about half of the bytes. None: x's dtype.
         transposed: The last two dimensions of W1, W1_up and W2 are swapped: (E, d, 2n) and (E, n,
             d), as `jax.lax.ragged_dot` expects them. A transpose before the call would copy all
             weights in every step.
         overwrite_H: In backward, write dH, the largest intermediate, over H, the largest array that
-            is saved for backward. If H is read again, XLA copies it first.
+            is saved for backward; over codes of H, other intermediates. If H is read again, XLA
+            copies it first.
         return_aux: Also return the counts of the routing.
         **options: Options of the layer by name; see `tilemoe.options.Options`.
 
@@ -431,7 +449,7 @@ def moe(
         raise NotImplementedError(
             f"rounding is not supported in JAX, got rounding={options['rounding']!r}"
         )
-    chosen = _moe({**options, "recipe": recipe})
+    chosen = _moe({**options, "recipe": recipe, "save_h": save_h})
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
     x = require_array(x, "x")
     X, E = rows_of(x, "x", "(..., d)"), layer.E
@@ -520,6 +538,7 @@ def grouped_experts(
     addend: Any = None,
     lora: LoRA | None = None,
     recipe: Recipe = "bf16",
+    save_h: SaveH | None = None,
     transposed: bool = False,
     overwrite_H: bool = True,
     **options: Unpack[_OfExperts],
@@ -543,6 +562,7 @@ def grouped_experts(
         addend: As in `moe`, shape (R, d).
         lora: As in `moe`.
         recipe: As in `moe`.
+        save_h: As in `moe`.
         transposed: As in `moe`.
         overwrite_H: As in `moe`.
         **options: Options of the layer by name; see `tilemoe.options.Options`.
@@ -559,7 +579,7 @@ def grouped_experts(
         >>> tilemoe.jax.grouped_experts(rows, counts, W1, W2).shape
         (5, 16)
     """
-    chosen = _grouped({**options, "recipe": recipe})
+    chosen = _grouped({**options, "recipe": recipe, "save_h": save_h})
     layer = _layer([W1, W1_up, W2, b1, b1_up, b2], chosen, transposed, overwrite_H, lora)
     X, counts = require_array(rows, "rows"), require_array(counts, "counts", INTS)
     if X.ndim != 2:
