@@ -248,6 +248,99 @@ def test_residuals_are_those_of_16_bits(recipe, wide):
     assert not kept & kinds([a["W1"], a["W2"]])  # codes, and no masters
 
 
+def test_donation():
+    """New codes in the memory of old ones."""
+    a = layer("bfloat16")
+    codes = frozen(coded(a))["W1"]
+    quantise = lambda W, old: fp8_weight(W).with_master(None)  # noqa: E731
+    text = compiled(quantise, a["W1"], codes, donate_argnums=1, keep_unused=True).as_text()
+    aliased = re.search(r"input_output_alias=\{(.*?)\}, entry", text)[1]
+    assert aliased.count("may-alias") == len(jax.tree.leaves(codes)) == 4
+
+
+@pytest.mark.parametrize("names", [tilemoe.RESIDUALS, ("tilemoe_H",), ()], ids=len)
+def test_checkpoint(names):
+    a = layer("float32")
+    expected = gradients(a)
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    for ways in (lambda a: a, coded):
+        remat = jax.checkpoint(lambda a, ways=ways: loss(ways(a)), policy=policy)
+        equal(jax.jit(jax.value_and_grad(remat))(a), expected)
+
+
+def test_scan():
+    """Layers whose codes are stacked, and made at once."""
+    a = layer("float32")
+    masters = {name: jnp.stack([a[name], -a[name]]) for name in ("W1", "W2")}
+    rest = without(a, "W1", "W2", "x")
+
+    def scanned(masters):
+        weights = {name: fp8_weight(W) for name, W in masters.items()}
+        run = lambda x, w: (x + moe({**rest, **w, "x": x}), None)  # noqa: E731
+        return jnp.sin(jax.lax.scan(run, a["x"], weights)[0]).sum()
+
+    def unrolled(masters):
+        x = a["x"]
+        for i in range(2):
+            x = x + moe({**rest, **{name: W[i] for name, W in masters.items()}, "x": x})
+        return jnp.sin(x).sum()
+
+    found, expected = (jax.jit(jax.grad(f))(masters) for f in (scanned, unrolled))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
+    assert quantisations(compiled(scanned, masters).as_text()) == 2
+
+
+@pytest.mark.parametrize("way", ["in the call", "per device", "before"])
+def test_shard_map(way):
+    """Experts over four devices: codes of each device's experts, and gradients of its masters."""
+    a, ranks = layer("float32", E=8), 4
+    mesh = jax.make_mesh((ranks,), ("ranks",), axis_types=(AxisType.Auto,))
+    scores, ids, _ = tilemoe.top_k(a.pop("logits_or_scores"), K)
+    a = {**a, "logits_or_scores": scores}
+    specs = {name: P("ranks") if name in ("W1", "W2") else P() for name in a}
+
+    def spread(a):
+        here = coded(a) if way == "per device" else a
+        first = jax.lax.axis_index("ranks") * (8 // ranks)
+        return jax.lax.psum(moe({**here, "ids": ids - first}), "ranks")
+
+    of_masters = lambda a: coded(a) if way == "before" else a  # noqa: E731
+    whole = jax.shard_map(spread, mesh=mesh, in_specs=(specs,), out_specs=P())
+    found = jax.jit(jax.value_and_grad(lambda a: jnp.sin(whole(of_masters(a))).sum()))(a)
+    expected = jax.jit(jax.value_and_grad(lambda a: loss({**a, "ids": ids})))(a)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    for name in a:
+        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=1e-4, atol=1e-4, err_msg=name)
+    in_16_bits = jax.jit(jax.grad(lambda a: loss({**a, "ids": ids}, recipe="bf16")))(a)
+    assert not np.allclose(found[1]["x"], in_16_bits["x"], rtol=1e-3, atol=1e-3)
+
+
+def test_export():
+    pytest.importorskip("flatbuffers")
+    from jax import export
+
+    a = layer("float32")
+    step = jax.jit(lambda a: gradients(a))
+    program = export.export(step, disabled_checks=tilemoe.export_checks())(a)
+    equal(export.deserialize(program.serialize()).call(a), step(a))
+
+
+def test_vmap():
+    W = layer("float32")["W1"]
+    with pytest.raises(NotImplementedError, match=r"vmap over quantize_fp8.*\(..., E, out, in\)"):
+        jax.vmap(fp8_weight)(jnp.stack([W, W]))
+    with pytest.raises(NotImplementedError, match="vmap over forward is not supported"):
+        a = layer("float32")
+        jax.vmap(lambda x: moe({**a, "x": x}))(jnp.stack([a["x"], a["x"]]))
+
+
+def test_second_derivatives():
+    a = layer("float32")
+    first = lambda x: jax.grad(lambda x: loss({**a, "x": x}))(x).sum()  # noqa: E731
+    with pytest.raises(NotImplementedError, match="derivatives of the gradient"):
+        jax.grad(first)(a["x"])
+
+
 # ---------------------------------------------------------------- H in FP8
 
 
@@ -345,102 +438,6 @@ def test_no_rows_with_codes_of_H():
     a |= {"x": a["x"][:0], "logits_or_scores": a["logits_or_scores"][:0]}
     _, found = gradients(a, **SAVE_H)
     assert not any(g.any() for g in jax.tree.leaves(found))
-
-
-# ---------------------------------------------------------------- transformations, continued
-
-
-def test_donation():
-    """New codes in the memory of old ones."""
-    a = layer("bfloat16")
-    codes = frozen(coded(a))["W1"]
-    quantise = lambda W, old: fp8_weight(W).with_master(None)  # noqa: E731
-    text = compiled(quantise, a["W1"], codes, donate_argnums=1, keep_unused=True).as_text()
-    aliased = re.search(r"input_output_alias=\{(.*?)\}, entry", text)[1]
-    assert aliased.count("may-alias") == len(jax.tree.leaves(codes)) == 4
-
-
-@pytest.mark.parametrize("names", [tilemoe.RESIDUALS, ("tilemoe_H",), ()], ids=len)
-def test_checkpoint(names):
-    a = layer("float32")
-    expected = gradients(a)
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
-    for ways in (lambda a: a, coded):
-        remat = jax.checkpoint(lambda a, ways=ways: loss(ways(a)), policy=policy)
-        equal(jax.jit(jax.value_and_grad(remat))(a), expected)
-
-
-def test_scan():
-    """Layers whose codes are stacked, and made at once."""
-    a = layer("float32")
-    masters = {name: jnp.stack([a[name], -a[name]]) for name in ("W1", "W2")}
-    rest = without(a, "W1", "W2", "x")
-
-    def scanned(masters):
-        weights = {name: fp8_weight(W) for name, W in masters.items()}
-        run = lambda x, w: (x + moe({**rest, **w, "x": x}), None)  # noqa: E731
-        return jnp.sin(jax.lax.scan(run, a["x"], weights)[0]).sum()
-
-    def unrolled(masters):
-        x = a["x"]
-        for i in range(2):
-            x = x + moe({**rest, **{name: W[i] for name, W in masters.items()}, "x": x})
-        return jnp.sin(x).sum()
-
-    found, expected = (jax.jit(jax.grad(f))(masters) for f in (scanned, unrolled))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
-    assert quantisations(compiled(scanned, masters).as_text()) == 2
-
-
-@pytest.mark.parametrize("way", ["in the call", "per device", "before"])
-def test_shard_map(way):
-    """Experts over four devices: codes of each device's experts, and gradients of its masters."""
-    a, ranks = layer("float32", E=8), 4
-    mesh = jax.make_mesh((ranks,), ("ranks",), axis_types=(AxisType.Auto,))
-    scores, ids, _ = tilemoe.top_k(a.pop("logits_or_scores"), K)
-    a = {**a, "logits_or_scores": scores}
-    specs = {name: P("ranks") if name in ("W1", "W2") else P() for name in a}
-
-    def spread(a):
-        here = coded(a) if way == "per device" else a
-        first = jax.lax.axis_index("ranks") * (8 // ranks)
-        return jax.lax.psum(moe({**here, "ids": ids - first}), "ranks")
-
-    of_masters = lambda a: coded(a) if way == "before" else a  # noqa: E731
-    whole = jax.shard_map(spread, mesh=mesh, in_specs=(specs,), out_specs=P())
-    found = jax.jit(jax.value_and_grad(lambda a: jnp.sin(whole(of_masters(a))).sum()))(a)
-    expected = jax.jit(jax.value_and_grad(lambda a: loss({**a, "ids": ids})))(a)
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for name in a:
-        np.testing.assert_allclose(found[1][name], expected[1][name], rtol=1e-4, atol=1e-4, err_msg=name)
-    in_16_bits = jax.jit(jax.grad(lambda a: loss({**a, "ids": ids}, recipe="bf16")))(a)
-    assert not np.allclose(found[1]["x"], in_16_bits["x"], rtol=1e-3, atol=1e-3)
-
-
-def test_export():
-    pytest.importorskip("flatbuffers")
-    from jax import export
-
-    a = layer("float32")
-    step = jax.jit(lambda a: gradients(a))
-    program = export.export(step, disabled_checks=tilemoe.export_checks())(a)
-    equal(export.deserialize(program.serialize()).call(a), step(a))
-
-
-def test_vmap():
-    W = layer("float32")["W1"]
-    with pytest.raises(NotImplementedError, match=r"vmap over quantize_fp8.*\(..., E, out, in\)"):
-        jax.vmap(fp8_weight)(jnp.stack([W, W]))
-    with pytest.raises(NotImplementedError, match="vmap over forward is not supported"):
-        a = layer("float32")
-        jax.vmap(lambda x: moe({**a, "x": x}))(jnp.stack([a["x"], a["x"]]))
-
-
-def test_second_derivatives():
-    a = layer("float32")
-    first = lambda x: jax.grad(lambda x: loss({**a, "x": x}))(x).sum()  # noqa: E731
-    with pytest.raises(NotImplementedError, match="derivatives of the gradient"):
-        jax.grad(first)(a["x"])
 
 
 # ---------------------------------------------------------------- refusals
