@@ -132,8 +132,9 @@ std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t> layer_bytes(
   const auto workspace = [&](tilemoe_pass pass, tilemoe_backward_mode mode, uint32_t gradients) {
     return static_cast<int64_t>(workspace_size(experts, spec, pass, mode, gradients));
   };
-  // A quantised weight has no gradient.
-  const bool has_dW1 = !quantized.of(kW1), has_dW2 = !quantized.of(kW2);
+  // A quantised weight has a gradient with the FP8 recipes alone, that of its master.
+  const bool masters = experts.recipe != TILEMOE_RECIPE_BF16;
+  const bool has_dW1 = masters || !quantized.of(kW1), has_dW2 = masters || !quantized.of(kW2);
   const uint32_t before_W1 = TILEMOE_GRADIENT_X | TILEMOE_GRADIENT_S | TILEMOE_GRADIENT_B2 |
                              (has_dW2 ? TILEMOE_GRADIENT_W2 : 0);
   const int64_t of_W1 =

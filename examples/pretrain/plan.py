@@ -106,8 +106,8 @@ class Plan:
         """Return the memory of one layer's experts in a process."""
         c = self.config
         sizes = dict(T=micro_batch * c.context, d=c.d, n=c.n, E=c.E, K=c.K, ranks=together)
-        dtype = COMPUTE_DTYPE[self.precision]
-        return expert_parallel.plan(**sizes, capacity_factor=places, dtype=dtype)
+        how = dict(dtype=COMPUTE_DTYPE[self.precision], recipe=c.recipe, save_h=c.save_h)
+        return expert_parallel.plan(**sizes, capacity_factor=places, **how)
 
     def kept(self, micro_batch):
         alone = self.kept_alone(micro_batch)

@@ -399,7 +399,7 @@ class OfModule(OfExperts, _Choice, _Rounded, _Blocks, _Recipe, _Sizes, total=Fal
     on_overflow: OnOverflow
 
 
-class OfPlan(_Sizes, total=False):
+class OfPlan(_Recipe, _Sizes, total=False):
     """Options of expert_parallel.plan."""
 
     activation: Activation

@@ -100,6 +100,11 @@ def test_the_plans_sizes():
     assert kept[1] - kept[0] == 2 * 2 * 64 * 32
     with pytest.raises(ValueError, match="E must be a multiple of the 3 ranks, got 8"):
         plan(**sizes, ranks=3)
+    wide = dict(sizes, n=128)
+    in_fp8 = [plan(**wide, ranks=2, recipe="fp8", save_h=save_h).kept for save_h in (None, "fp8")]
+    assert in_fp8[0] - in_fp8[1] == 64 * 2 * 3 * (4 * 128 - (2 * 128 + 8))
+    with pytest.raises(ValueError, match="recipe must be bf16, fp8 or fp8_forward in a plan, got"):
+        plan(**sizes, ranks=2, recipe="auto")
     assert "288 pairs" in str(plan(**sizes, ranks=2, capacity_factor=1.5))
 
 

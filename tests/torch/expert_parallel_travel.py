@@ -197,16 +197,24 @@ def peaks_on_a_gpu(forward, backward):
 def peak_is_the_plans(job):
     """What torch's allocator gives a rank in forward and in backward is what the plan says, or up
     to a fifth less: with memory for every routing, and with a capacity_factor's."""
-    t, width, of_expert = 2000, 128, 64
-    sizes = dict(d=width, n=of_expert, E=E, K=K)
-    less = dict(capacity_factor=1.5)
+    t, width = 2000, 128
+    less, save_h = dict(capacity_factor=1.5), dict(recipe="fp8", save_h="fp8")
+    of_codes = (dict(recipe="fp8"), save_h, dict(recipe="fp8_forward", **less), dict(save_h, **less),
+                dict(save_h, overlap=False, keep_gathered=True),
+                dict(save_h, dispatch="pull", **less))  # fmt: skip
+    if job.device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
+        of_codes = ()
     for options in ({}, less, dict(keep_gathered=True, bias=True, **less), dict(overlap=False),
                     dict(chunks=4), dict(chunks=4, **less), dict(chunks=2, keep_gathered=True),
                     dict(dispatch="pull"), dict(dispatch="pull", **less),
-                    dict(dispatch="pull", keep_gathered=True, bias=True, **less)):  # fmt: skip
+                    dict(dispatch="pull", keep_gathered=True, bias=True, **less),
+                    *of_codes):  # fmt: skip
+        sizes = dict(d=width, n=128 if "recipe" in options else 64, E=E, K=K)
         plan = expert_parallel.plan(t, **sizes, ranks=job.world, **options, device=job.device)
         options |= dict(expert_mesh=job.mesh, on_overflow="drop", return_aux=False)
         spread = tilemoe.MoE(**sizes, **options, dtype=torch.bfloat16, device=job.device)
+        if "recipe" in options:
+            tilemoe.quantize_weights(spread)  # codes belong to the weights
         x, dO = torch.randn(2, t, width, dtype=torch.bfloat16, device=job.device).unbind()
         x.requires_grad_()
         inputs, out = [x, *spread.experts.parameters()], []

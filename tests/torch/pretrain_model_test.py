@@ -212,13 +212,16 @@ def test_the_plan_counts_what_the_model_has_and_keeps(name, recompute):
 
 def test_the_plan_counts_codes_of_H():
     """The command's options give the bytes of H in 16 bits, or of codes with two scales of a row."""
-    kept, words = {}, ["--config", "tiny-wide", "--plan", "--recipe", "fp8"]
+    kept, of_two, words = {}, {}, ["--config", "tiny-wide", "--plan", "--recipe", "fp8"]
     for save_h in ((), ("--save-h", "fp8")):
         args = train.arguments([*words, *save_h])
         c = configuration(args.config, recipe=args.recipe, save_h=args.save_h)
-        kept[args.save_h] = plan.Plan(c, "tilemoe", "none", "mixed", False, processes=1).kept(3)
-    rows = c.layers * 3 * c.context * c.K
-    assert kept[None] - kept["fp8"] == rows * (4 * c.n - (2 * c.n + 8))
+        of = plan.Plan(c, "tilemoe", "none", "mixed", False, processes=2)
+        kept[args.save_h] = of.kept(3)
+        of_two[args.save_h] = dataclasses.replace(of, together=2).kept(3)
+    less = c.layers * 3 * c.context * c.K * (4 * c.n - (2 * c.n + 8))
+    assert kept[None] - kept["fp8"] == less
+    assert of_two[None] - of_two["fp8"] == 2 * less  # of the tokens of both
     for recipe in ("bf16", "fp8_forward"):
         with pytest.raises(ValueError, match=f"--save-h fp8 requires --recipe fp8, got --recipe {recipe}"):
             configuration("tiny-wide", recipe=recipe, save_h="fp8")

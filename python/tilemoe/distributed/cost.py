@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .. import _library
+from .._formats import FORMATS
 from .._layout import h_width, rule_of
 from .._signatures import Reader
-from ..options import RULE, SCORES_GIVEN, TOP_K, At, OfPlan, Options
+from ..options import FP8_RECIPES, RULE, SCORES_GIVEN, TOP_K, At, OfPlan, Options
 from .team import cuts_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_CODES = [1 + FORMATS.index("fp8"), 0, 1 + FORMATS.index("fp8"), 0, 0, 0]  # of W1 and W2
 _MAX_CHUNKS = 8
 _TILE_ROWS = (
     128  # rows of a GEMM tile: the last tile of an expert in a chunk is half empty on average
@@ -228,6 +230,11 @@ def plan(
         (131072, 49152)
     """
     how = _plan(options)  # type: ignore[arg-type]
+    if how.recipe == "auto":
+        raise ValueError(
+            "recipe must be bf16, fp8 or fp8_forward in a plan, got 'auto'; pass the recipe that "
+            "tilemoe.choose_recipe returns"
+        )
     if ranks < 1 or E % ranks:
         raise ValueError(f"E must be a multiple of the {ranks} ranks, got {E}")
     E_local, N, size = E // ranks, T * ranks, dtype.itemsize
@@ -237,8 +244,9 @@ def plan(
     tokens = min(N, C) if way.pulls else N  # received tokens
     numbers = [*rule_of(TOP_K, width, SCORES_GIVEN), *how.numbers[len(RULE) :]]
     like = torch.empty(0, dtype=dtype, device=device)
+    in_fp8 = how.recipe in FP8_RECIPES
     routing, H, of_forward, of_backward, of_dW1 = _library.operators.layer_bytes(
-        like, [tokens, E_local, d, n, C], numbers, []
+        like, [tokens, E_local, d, n, C], numbers, _CODES if in_fp8 else []
     )
 
     rows, own = tokens * d * size, T * d * size  # of the received tokens; of this rank
@@ -268,6 +276,9 @@ def plan(
     ds = 8 * tokens * width
     made = rows + ds + of_W2  # dX of the received rows, and the gradients for the optimizer
     back = how.overlap * (own if way.pulls else rows)  # sums of dX, received while dW1 is computed
-    computing = (2 - how.keep_gathered) * rows + made + max(of_backward, of_dW1 + of_W1 + back)
+    # Next to codes of H, which are freed before dW1 is allocated, dH has memory of its own.
+    dH = C * width_of_H * size if how.save_h else 0
+    last = of_dW1 + of_W1 + back - (H if how.save_h else 0)
+    computing = dH + (2 - how.keep_gathered) * rows + made + max(of_backward, last)
     backward = kept + max(computing, ds + gathered + of_W2 + of_W1 + adding)
     return Memory(C, kept, forward, backward)
