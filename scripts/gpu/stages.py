@@ -544,8 +544,10 @@ def jax(machine, folder):
 
     small, wide = JAX_LAYERS["7b-n256"][0], JAX_LAYERS["wide"][0]
     return [item("bits", ["bits"], small), item("captured", ["captured"], small),
-            *(item(f"{words}-fp8", [words, "--recipe", "fp8"], small)
-              for words in ("bits", "captured") if "sm90" in machine.archs),
+            *(item(f"{words}-fp8{more}", [words, "--recipe", "fp8", *options], small)
+              for words in ("bits", "captured")
+              for more, options in (("", []), ("-save-h", ["--save-h", "fp8"]))
+              if "sm90" in machine.archs),
             *(item("bits", ["bits"], small, arch=arch) for arch in machine.other_archs()),
             item("memory", ["memory"], wide),
             *(item(f"time-{layer}", ["time", "--peer-tokens", str(tokens)], shape, 90)

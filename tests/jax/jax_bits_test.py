@@ -168,7 +168,8 @@ def test_torch_imported_first():
 
 @pytest.mark.parametrize(
     "words",
-    ["bits", "bits --recipe fp8 --steps 1", "memory", "time --rounds 1 --reps 1 --peer-tokens 16"],
+    ["bits", "bits --recipe fp8 --steps 1", "bits --recipe fp8 --save-h fp8 --steps 1", "memory",
+     "time --rounds 1 --reps 1 --peer-tokens 16"],
 )
 def test_the_program_for_gpus(words, tmp_path):
     """The stage of scripts/gpu/run.py, with a small layer on the CPU."""

@@ -6,7 +6,8 @@ scripts/gpu/run.py.
     python tests/jax/jax_on_gpu.py memory --json FILE   # peak above inputs, and with an optimiser
     python tests/jax/jax_on_gpu.py time --json FILE     # forward + backward, next to jax.lax.ragged_dot
 
-The layer's T, d, n, E and K are options; with --recipe fp8, bits and captured are of an FP8 layer. Writes {name: {quantity: value}}. The exit status is 1 if bits
+The layer's T, d, n, E and K are options; with --recipe fp8, bits and captured are of an FP8 layer,
+whose H --save-h fp8 saves in FP8. Writes {name: {quantity: value}}. The exit status is 1 if bits
 differ, if a handler is not captured, if H is copied, or if JAX needs over 1.1 times PyTorch's memory.
 """
 
@@ -46,8 +47,8 @@ MAX_MEMORY = 1.1  # of PyTorch's
 class Layer:
     """A layer's inputs in both frameworks, in the same memory, and its steps."""
 
-    def __init__(self, shape, seed=0, recipe="bf16"):
-        self.recipe = recipe
+    def __init__(self, shape, seed=0, recipe="bf16", save_h=None):
+        self.recipe, self.how = recipe, dict(K=shape[-1], recipe=recipe, save_h=save_h)
         self.T, self.d, self.n, self.E, self.K = shape
         self.device, self.dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else (
             "cpu", torch.float32
@@ -72,11 +73,11 @@ class Layer:
         x, logits, *weights = leaves.values()
         if self.recipe != "bf16":
             weights = map(tilemoe.fp8_weight, weights)
-        O = tilemoe.moe(x, logits, *weights, K=self.K, recipe=self.recipe)
+        O = tilemoe.moe(x, logits, *weights, **self.how)
         return O.detach(), torch.autograd.grad(O, list(leaves.values()), self.dO)
 
     def function(self, x, logits, W1, W2):
-        return tilemoe.jax.moe(x, logits, W1, W2, K=self.K, recipe=self.recipe)
+        return tilemoe.jax.moe(x, logits, W1, W2, **self.how)
 
     def step(self, function):
         """The same in JAX, as a function of the inputs and of dO."""
@@ -105,11 +106,11 @@ def same_bits(array, tensor):
     return bool(torch.equal(to_torch(array).view(width), tensor.contiguous().view(width)))
 
 
-def bits(shape, steps, recipe, compiled=None):
+def bits(shape, steps, how, compiled=None):
     """Steps with new inputs, so at new addresses: {name: {quantity: value}}, and what is wrong."""
     found, wrong = {}, []
     for seed in range(steps):
-        layer = Layer(shape, seed, recipe)
+        layer = Layer(shape, seed, *how)
         O, gradients = layer.in_torch()
         compiled = compiled or layer.compiled()
         for _ in range(3):  # XLA captures a command buffer at the first step, and updates it at the next ones
@@ -121,14 +122,14 @@ def bits(shape, steps, recipe, compiled=None):
     return found, wrong
 
 
-def captured(shape, steps, recipe, more=6):
+def captured(shape, steps, how, more=6):
     """Bits in command buffers. XLA makes them from thunks, so a program's text has none: what proves
     them is that each handler ran in a capture, and that none of the last steps ran it outside."""
-    layer = Layer(shape, steps, recipe)
+    layer = Layer(shape, steps, *how)
     compiled = layer.compiled()
     # XLA runs a program's first step outside of command buffers, to warm up.
     jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
-    found, wrong = bits(shape, steps, recipe, compiled)
+    found, wrong = bits(shape, steps, how, compiled)
     before, outside = CALLS.all.total(), CALLS.all.total() - CALLS.captured.total()
     for _ in range(more):  # each frees its results, so the next has the same addresses
         jax.block_until_ready(compiled(layer.arrays, layer.dO_array))
@@ -283,16 +284,17 @@ def main():
                         default=[8192, 2048, 3072, 8, 2])  # fmt: skip
     parser.add_argument("--steps", type=int, default=3, help="of bits")
     parser.add_argument("--recipe", choices=("bf16", "fp8", "fp8_forward"), default="bf16", help="of bits")
+    parser.add_argument("--save-h", choices=("fp8",), help="of bits, with --recipe fp8")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--reps", type=int, default=10)
     parser.add_argument("--peer-tokens", type=int, default=0, help="T of ragged_dot; 0: without it")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
-    shape = tuple(args.shape)
+    shape, how = tuple(args.shape), (args.recipe, args.save_h)
     if args.what == "bits":
-        found, wrong = bits(shape, args.steps, args.recipe)
+        found, wrong = bits(shape, args.steps, how)
     elif args.what == "captured":
-        found, wrong = captured(shape, args.steps, args.recipe)
+        found, wrong = captured(shape, args.steps, how)
     elif args.what == "memory":
         found, wrong = memory(shape)
     else:
