@@ -37,6 +37,7 @@
 #include "cuda/gemm/schedule/tile.h"
 #include "cuda/gemm/sm90_epilogue.h"
 #include "cuda/gemm/sm90_mma.h"
+#include "cuda/gemm/sm90_ring.h"
 #include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/copy.h"
@@ -86,80 +87,6 @@ struct TileShape {
   __device__ static int32_t fragment_row(int index, std::integral auto thread) {
     return index * 64 + static_cast<int32_t>(thread % kWarpgroup / kWarp) * fragment::kRows;
   }
-};
-
-// ---- Barriers and the ring.
-
-// Named barriers, one per direction.
-enum class NamedBarrier : uint32_t {
-  kBlock = 0,      // __syncthreads()
-  kPingPong0 = 1,  // ping-pong: consumer 1 hands the ring to consumer 0
-  kPingPong1 = 2,
-  kStore0 = 3,  // the warps of consumer 0, which store together
-  kStore1 = 4,
-};
-
-__device__ constexpr uint32_t number_of(NamedBarrier first, int consumer) {
-  return static_cast<uint32_t>(first) + static_cast<uint32_t>(consumer);
-}
-
-// The ring of stages between the producer and the consumers. Each stage has two mbarriers:
-//   full   completes a phase when the stage's operands have landed: one arrival of the thread that
-//          starts TMA, with the bytes to expect, and one of each thread that copies.
-//   empty  completes a phase when every warp that reads the stage has finished its MMAs, including
-//          those of the cluster's other CTA, whose producer writes to this stage as well.
-// A waiter knows a phase by its parity only, so it must never be two phases behind: the producer
-// and the consumers of a tile pass every stage in order, and in ping-pong the inactive consumer
-// waits at a named barrier instead.
-//
-// kReadingWarps: of one CTA.
-template <int kStages_, int kFullArrivals, int kReadingWarps, int kCluster>
-class Ring {
- public:
-  static constexpr int kStages = kStages_;
-  static constexpr int kBarrierBytes = 2 * kStages * static_cast<int>(sizeof(uint64_t));
-  using Position = RingPosition<kStages>;
-  static_assert(kStages >= 3, "fewer stages do not hide the latency of memory");
-
-  __device__ explicit Ring(uint32_t barriers) : barriers_(barriers) {
-    if constexpr (kCluster > 1) {
-      const uint32_t lane = threadIdx.x % kWarp;
-      releasing_ = ptx::cluster_address(barriers, lane < kCluster ? lane : 0);
-    }
-  }
-
-  __device__ void init() const {
-    for (int stage = 0; stage < kStages; ++stage) {
-      ptx::mbarrier_init(full(stage), kFullArrivals);
-      ptx::mbarrier_init(empty(stage), kReadingWarps * kCluster);
-    }
-    ptx::fence_mbarrier_init();
-  }
-
-  __device__ uint32_t full(int32_t stage) const { return barriers_ + 8u * stage; }
-  __device__ uint32_t empty(int32_t stage) const { return barriers_ + 8u * (kStages + stage); }
-
-  // In the first round every stage is empty without an arrival: the phase before the first counts
-  // as ended.
-  __device__ void wait_empty(const Position& at) const {
-    ptx::mbarrier_wait(empty(at.stage), at.parity ^ 1);
-  }
-  __device__ void wait_full(const Position& at) const {
-    ptx::mbarrier_wait(full(at.stage), at.parity);
-  }
-
-  // Called by a whole warp that has read the stage: lane i arrives at CTA i of the cluster.
-  __device__ void release(int32_t stage) const {
-    if (threadIdx.x % kWarp >= kCluster) return;
-    if constexpr (kCluster > 1)
-      ptx::mbarrier_arrive_cluster(empty(stage) - barriers_ + releasing_);
-    else
-      ptx::mbarrier_arrive(empty(stage));
-  }
-
- private:
-  uint32_t barriers_;
-  uint32_t releasing_;  // the barriers of the CTA at which this lane arrives
 };
 
 // ---- The GEMM: its parts and its shared memory.
@@ -341,13 +268,26 @@ __device__ __forceinline__ void multiply(Accumulators<typename Gemm::Shape>& D,
   Accumulate accumulate(D, params, tile, shared, first_row);
   const int32_t k_blocks = tile.k_blocks, last_steps = load::last_steps<Gemm>(params);
   int32_t previous = 0;
-  for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
-    ring.wait_full(at);
+  const auto wait_for = [&](const typename Gemm::Ring::Position& full) {
+    ring.wait_full(full);
     // cp.async arrives when a copy lands; the threads that waited make the copied bytes visible to
     // the async proxy, which wgmma reads through.
     if constexpr (Stage::kThreadsCopy) ptx::fence_proxy_async();
+  };
+  if constexpr (Accumulate::kWaitsAhead) wait_for(at);
+  for (int32_t k_block = 0; k_block < k_blocks; ++k_block, at.advance()) {
+    if constexpr (!Accumulate::kWaitsAhead) wait_for(at);
+    // Waits for the tile's next k block, if it has one, and returns its stage.
+    const auto wait_ahead = [&](uint32_t& stage) {
+      if (k_block + 1 == k_blocks) return false;
+      typename Gemm::Ring::Position next = at;
+      next.advance();
+      wait_for(next);
+      stage = next.stage * Stage::kBytes;
+      return true;
+    };
     const int32_t steps = k_block + 1 == k_blocks ? last_steps : TiledMma::kSteps;
-    accumulate.add(D, mma, at.stage * Stage::kBytes, k_block, steps);
+    accumulate.add(D, mma, at.stage * Stage::kBytes, k_block, steps, wait_ahead);
     if (k_block >= Accumulate::kLag) {
       Accumulate::template wait_for_previous<TiledMma>();
       ring.release(Accumulate::kLag > 0 ? previous : at.stage);

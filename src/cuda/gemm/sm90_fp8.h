@@ -1,6 +1,4 @@
-// The fp8 recipe on Hopper (core/fp8.h): loaders of e4m3 with block scales, and the promotion of
-// partial sums. wgmma keeps fewer bits of a sum of e4m3 than float32 has, so each k block, which is
-// one block of scales, has a sum of its own, which is scaled and added in float32.
+// The fp8 recipe on Hopper (core/fp8.h): loaders of e4m3 with block scales.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +13,9 @@
 #include "cuda/gemm/load/dense.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/weights.h"
-#include "cuda/gemm/sm90_mma.h"
 #include "cuda/ptx/copy.h"
 #include "cuda/ptx/tma.h"
 #include "cuda/ptx/warp.h"
-#include "cuda/ptx/wgmma.h"
 
 namespace tilemoe::cuda::load {
 
@@ -276,70 +272,3 @@ class ScaledWeights : public Weights<Shape_, Major::kK, kParts> {
 };
 
 }  // namespace tilemoe::cuda::load
-
-namespace tilemoe::cuda::sm90 {
-
-// How a k block enters the accumulators: D += S (scale of the row * scale of the 128 columns), by a
-// sum S of 128 columns at a time. While one consumer scales, the other one's MMAs run.
-template <class LoadA, class LoadB>
-class Promoted {
- public:
-  static constexpr int kLag = 0;  // a stage is released when its sums are scaled
-
-  template <class Params>
-  __device__ Promoted(float (&D)[1][kFp8Tile], const Params& params, const Tile& tile,
-                      uint32_t shared, int32_t first_row)
-      : rows_(params.a, tile, shared, first_row + LoadB::Shape::fragment_row(0) + fragment::row(0)),
-        columns_(params.b, tile) {
-#pragma unroll
-    for (float& d : D[0]) d = 0.f;
-  }
-
-  template <class Mma>
-  __device__ __forceinline__ void add(float (&D)[1][kFp8Tile], const Mma& mma, uint32_t stage,
-                                      int32_t k_block, int32_t /*steps*/) {
-    float S[kNumbers], row[2], column[2];
-    mma.template multiply_part<0>(S, stage);
-    rows_.read(stage, k_block, row);
-    columns_.read(k_block, column);
-    promote<0>(D[0], S, row, column[0]);
-    if (columns_.has_second()) {
-      mma.template multiply_part<1>(S, stage);
-      promote<kNumbers>(D[0], S, row, column[1]);
-    }
-    // Every lane has read its rows' scales: the warp may release the stage.
-    __syncwarp();
-  }
-  template <class Mma>
-  __device__ __forceinline__ static void wait_for_previous() {}
-  template <class Mma, class D>
-  __device__ __forceinline__ static void finish(D& /*accumulators*/) {}
-
- private:
-  static constexpr int kNumbers = kFp8Tile / 2;  // of a lane, of 128 columns
-
-  template <int kFirst>
-  __device__ __forceinline__ static void promote(float (&D)[2 * kNumbers], float (&S)[kNumbers],
-                                                 const float (&row)[2], float column) {
-    const float factor[2] = {row[0] * column, row[1] * column};
-    ptx::wgmma_wait<0>();
-#pragma unroll
-    for (float& number : S) ptx::pin(number);
-#pragma unroll
-    for (int i = 0; i < kNumbers; ++i) D[kFirst + i] = fmaf(S[i], factor[i / 2 % 2], D[kFirst + i]);
-  }
-
-  typename LoadA::Scales rows_;
-  typename LoadB::Scales columns_;
-};
-
-template <class LoadA, class LoadB>
-requires requires {
-  typename LoadA::Scales;
-  typename LoadB::Scales;
-}
-struct AccumulateOf<LoadA, LoadB> {
-  using type = Promoted<LoadA, LoadB>;
-};
-
-}  // namespace tilemoe::cuda::sm90

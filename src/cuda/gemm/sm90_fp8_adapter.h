@@ -8,6 +8,7 @@
 #include "cuda/gemm/load/chained.h"
 #include "cuda/gemm/sm90.h"
 #include "cuda/gemm/sm90_fp8.h"
+#include "cuda/gemm/sm90_promoted.h"
 
 namespace tilemoe::cuda::sm90 {
 
@@ -23,10 +24,10 @@ struct AdapterShapeOf<TileShape<E4m3Blocks<Sixteen>, kTile>> {
 
 // Promoted for the k blocks of codes. The sum of an adapter's k block has no scale. It has all steps,
 // also those past the rank, which add zeros: with fewer, ptxas spilled 376 bytes, and wgmma that
-// adds to D was serialised.
+// adds to D was serialised; with a wait ahead up to 592 bytes.
 template <class LoadA, class LoadB>
-class PromotedWithAdapter : public Promoted<typename LoadA::First, typename LoadB::First> {
-  using Base = Promoted<typename LoadA::First, typename LoadB::First>;
+class PromotedWithAdapter : public Promoted<typename LoadA::First, typename LoadB::First, false> {
+  using Base = Promoted<typename LoadA::First, typename LoadB::First, false>;
   using Sixteen = typename LoadB::First::Shape::Recipe::Out::Y;
   struct FirstParams {
     const typename LoadA::First::Params& a;
@@ -40,11 +41,11 @@ class PromotedWithAdapter : public Promoted<typename LoadA::First, typename Load
       : Base(D, FirstParams{params.a.first, params.b.first}, tile, shared, first_row),
         first_blocks_(params.a.first_blocks) {}
 
-  template <class Mma>
+  template <class Mma, class WaitAhead>
   __device__ __forceinline__ void add(float (&D)[1][kFp8Tile], const Mma& mma, uint32_t stage,
-                                      int32_t k_block, int32_t steps) {
+                                      int32_t k_block, int32_t steps, const WaitAhead& wait_ahead) {
     if (k_block < first_blocks_) {
-      Base::add(D, mma, stage, k_block, steps);
+      Base::add(D, mma, stage, k_block, steps, wait_ahead);
     } else {
       add_part<0>(D[0], mma, stage);
       add_part<1>(D[0], mma, stage);

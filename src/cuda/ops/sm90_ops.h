@@ -23,6 +23,7 @@
 #include "cuda/gemm/sm90_fp8.h"
 #include "cuda/gemm/sm90_fp8_adapter.h"
 #include "cuda/gemm/sm90_fp8_parts.h"
+#include "cuda/gemm/sm90_promoted.h"
 #include "cuda/gemm/split_k.h"
 #include "cuda/ops/table.h"
 
