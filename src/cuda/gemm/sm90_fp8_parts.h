@@ -20,6 +20,7 @@ template <class Shape>
 class ScaledPartRows : public DensePartRows<Shape> {
  public:
   using Base = DensePartRows<Shape>;
+  static constexpr bool kWaitsAhead = true;  // sm90::Promoted
 
   struct Params : Base::Params {
     const float* scales;  // (parts, count, blocks_a_part)

@@ -15,11 +15,10 @@
 namespace tilemoe::cuda::sm90 {
 
 // How a k block enters the accumulators: D += S (scale of the row * scale of the 128 columns), by a
-// sum S of 128 columns at a time. While one consumer scales, the other one's MMAs run. During a k
-// block's last MMAs the consumer waits for the next stage and reads its scales, so that only FMAs
-// and the start of MMAs lie between a consumer's MMAs; with `kAhead` false it waits before its first
-// MMAs.
-template <class LoadA, class LoadB, bool kAhead = true>
+// sum S of 128 columns at a time. While one consumer scales, the other one's MMAs run. `kAhead`:
+// during a k block's last MMAs the consumer waits for the next stage and reads its scales, so that
+// only FMAs and the start of MMAs lie between its MMAs; otherwise it waits before its first MMAs.
+template <class LoadA, class LoadB, bool kAhead = LoadA::kWaitsAhead>
 class Promoted {
  public:
   static constexpr int kLag = 0;  // a stage is released when its sums are scaled
