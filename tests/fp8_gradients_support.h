@@ -33,6 +33,7 @@ struct Fp8GradientCase {
   bool float_scales = false;
   bool dH_over_H = false;
   bool H_in_codes = false;                // with dH_over_H, A' lies over them
+  bool codes_of_dH = false;               // also written, by the activation gradient or a step
   int64_t first_column = 0, columns = 0;  // of the block of columns of dX~; no columns: the rest
   std::optional<cuda::TileConfiguration> tile = {};
 };
@@ -50,7 +51,8 @@ class Fp8GradientProblem {
   // Outputs of the steps; dH, A' and dX~ as their bits, poisoned where no row is.
   struct Outputs {
     std::vector<std::byte> dH, A_scaled, dX;
-    std::vector<float> ds;  // of the rows that exist
+    std::vector<float> ds;                       // of the rows that exist
+    std::vector<std::byte> dH_codes, dH_scales;  // the same
   };
 
   Fp8GradientProblem(const Fp8GradientCase& c, verify::Memory& memory)
@@ -73,7 +75,10 @@ class Fp8GradientProblem {
         dH_codes_(2, capacity_, c.n, 1),
         W2_(E_, c.n, c.d, kFp8Tile),
         W1_(E_, c.d, c.is_split ? c.n : 2 * c.n, kFp8Tile),
-        W1_up_(E_, c.d, c.n, kFp8Tile) {
+        W1_up_(E_, c.d, c.n, kFp8Tile),
+        codes_of_dH_(memory, static_cast<size_t>(c.codes_of_dH ? 2 * capacity_ * c.n : 0)),
+        scales_of_dH_(memory, static_cast<size_t>(c.codes_of_dH ? 2 * capacity_ * k_blocks() : 0) *
+                                  sizeof(float)) {
     fill_rows();
     for (Codes* codes : {&dO_codes_, &dH_codes_, &W2_, &W1_, &W1_up_})
       codes->quantise(memory, random_, c.float_scales);
@@ -97,7 +102,8 @@ class Fp8GradientProblem {
                       static_cast<float*>(H_scales_.data())};
     else
       step.H = H_.view();
-    step.dH = c_.dH_over_H ? H_.view() : dH_.view();
+    step.dH = dH().view();
+    if (c_.codes_of_dH && kernel_writes_codes()) step.dH_codes = out_codes();
     step.A_scaled = A_scaled_.view();
     if (c_.H_in_codes && c_.dH_over_H) step.A_scaled.data = H_codes_.data();
     step.ds_partial = static_cast<float*>(ds_.view().data);
@@ -134,6 +140,12 @@ class Fp8GradientProblem {
       EXPECT_TRUE(scratch.guards_intact());
     };
     run_step(activation_gradient(), backend.steps.activation_gradient);
+    if (c_.codes_of_dH && !kernel_writes_codes())
+      backend.steps.quantize_dH.run({.values = dH().view(),
+                                     .out = out_codes(),
+                                     .float_scales = c_.float_scales,
+                                     .stream = nullptr,
+                                     .parts = 2});
     run_step(input_gradient(), backend.steps.input_gradient);
     return outputs();
   }
@@ -141,12 +153,15 @@ class Fp8GradientProblem {
   Outputs outputs() const {
     for (const verify::GuardedTensor* tensor : {&H_, &dH_, &A_scaled_, &ds_, &dX_})
       EXPECT_TRUE(tensor->gaps_intact()) << c_;
-    EXPECT_TRUE(H_codes_.guards_intact() && H_scales_.guards_intact()) << c_;
+    for (const verify::GuardedBuffer* codes :
+         {&H_codes_, &H_scales_, &codes_of_dH_, &scales_of_dH_})
+      EXPECT_TRUE(codes->guards_intact()) << c_;
     const bool over_codes = c_.H_in_codes && c_.dH_over_H;
-    Outputs all{(c_.dH_over_H ? H_ : dH_).bits(),
-                over_codes ? H_codes_.read() : A_scaled_.bits(),
-                dX_.bits(),
-                {}};
+    Outputs all;
+    all.dH = dH().bits(), all.A_scaled = over_codes ? H_codes_.read() : A_scaled_.bits();
+    all.dX = dX_.bits();
+    all.dH_codes = of_rows(codes_of_dH_.read(), static_cast<size_t>(c_.n));
+    all.dH_scales = of_rows(scales_of_dH_.read(), static_cast<size_t>(k_blocks()) * sizeof(float));
     const std::vector<float> ds = ds_.read();
     for (int64_t group = 0; group < ds_groups(c_.n); ++group)
       for (int64_t row = 0; row < M_; ++row)
@@ -197,6 +212,25 @@ class Fp8GradientProblem {
     std::optional<verify::GuardedBuffer> codes, scales;
   };
 
+  const verify::GuardedTensor& dH() const { return c_.dH_over_H ? H_ : dH_; }
+  bool kernel_writes_codes() const {
+    const auto writes = backend_for(to_c(memory_.device())).writes_dH_codes;
+    return writes != nullptr && writes(experts_);
+  }
+  int64_t k_blocks() const { return blocks_of(c_.n, kFp8Tile); }
+  Fp8Rows out_codes() const {
+    return {static_cast<uint8_t*>(codes_of_dH_.data()), static_cast<float*>(scales_of_dH_.data())};
+  }
+  // Of two parts of rows, the rows that exist.
+  std::vector<std::byte> of_rows(const std::vector<std::byte>& all, size_t row_bytes) const {
+    std::vector<std::byte> rows;
+    for (size_t part = 0; part < 2 && !all.empty(); ++part) {
+      const auto first = all.begin() + static_cast<std::ptrdiff_t>(part * all.size() / 2);
+      rows.insert(rows.end(), first,
+                  first + static_cast<std::ptrdiff_t>(static_cast<size_t>(M_) * row_bytes));
+    }
+    return rows;
+  }
   DType dtype() const { return static_cast<DType>(c_.dtype); }
   int64_t dX_columns() const { return c_.columns != 0 ? c_.columns : c_.d - c_.first_column; }
   Tuning tuning() const {
@@ -270,6 +304,7 @@ class Fp8GradientProblem {
   verify::GuardedTensor offsets_, token_, score_, H_, dH_, A_scaled_, ds_, dX_;
   verify::GuardedBuffer H_codes_, H_scales_;
   Codes dO_codes_, dH_codes_, W2_, W1_, W1_up_;
+  verify::GuardedBuffer codes_of_dH_, scales_of_dH_;
   tilemoe_experts experts_{};
 };
 
@@ -287,6 +322,8 @@ inline void expect_equal(const Fp8GradientProblem::Outputs& got,
   EXPECT_EQ(differences(got.dH, expected.dH), 0) << c;
   EXPECT_EQ(differences(got.A_scaled, expected.A_scaled), 0) << c;
   EXPECT_EQ(differences(got.dX, expected.dX), 0) << c;
+  EXPECT_EQ(differences(got.dH_codes, expected.dH_codes), 0) << c;
+  EXPECT_EQ(differences(got.dH_scales, expected.dH_scales), 0) << c;
   double error = 0, norm = 0;
   ASSERT_EQ(got.ds.size(), expected.ds.size());
   for (size_t i = 0; i < got.ds.size(); ++i) {

@@ -100,6 +100,8 @@ struct Backend {
   // Which quantised weights the up- and the down-projection read as their codes: these need not be
   // dequantised. Null: none.
   CodesRead (*reads_codes)(const CodesRequest& request);
+  // Whether the activation gradient of these experts can write dH as codes, too. Null: of none.
+  bool (*writes_dH_codes)(const tilemoe_experts& experts);
   // A plan without kernels, for the sizes of calls on a device with this number of SMs and this arch
   // (null or "auto": any of this build), which need not exist here. Null on a backend whose sizes
   // depend on no device.

@@ -188,6 +188,9 @@ struct ActivationGradient {
   WeightCodes codes = {};
   Fp8Rows dO_codes = {};
   Fp8H H_codes = {};  // read instead of H; A' of 16 bits may lie over the codes
+  // out (2, capacity, n), the bits of quantize_dH; absent unless Backend::writes_dH_codes. Not over
+  // the codes of H.
+  Fp8Rows dH_codes = {};
 };
 
 // ds(pair) = sum over groups, in order, of ds_partial(group, row) + <dO_t, b2_e>; 0 for a pair

@@ -37,6 +37,7 @@ constexpr Backend kBackend = {
     .check_limits = check_limits,
     .plan = nullptr,
     .reads_codes = nullptr,
+    .writes_dH_codes = nullptr,
     .plan_without_device = nullptr,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =

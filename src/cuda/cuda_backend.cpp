@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "core/activation_kinds.h"
 #include "core/backend.h"
 #include "core/check.h"
 #include "cuda/arch.h"
@@ -14,6 +15,7 @@
 #include "cuda/kernels/kernels.h"
 #include "cuda/layer_gemms.h"
 #include "cuda/ops/router_logits.h"
+#include "cuda/ops/table.h"
 #include "cuda/plan.h"
 #include "cuda/weight_codes.h"
 
@@ -125,6 +127,17 @@ KernelPlan plan(const PlanRequest& request) {
   return plan_for(request);
 }
 
+// Those with SwiGLU's own kernels: the epilogues of all gated activations would spill.
+bool writes_dH_codes(const tilemoe_experts& experts) {
+  const KernelKey of_swiglu{GemmName::kActivationGradient,
+                            ArchName::kSm90,
+                            {.recipe = recipe_of(experts, /*fp8=*/true),
+                             .weights = Major::kK,
+                             .activations = Activations::kSwiGLU,
+                             .codes = true}};
+  return is_fp8_backward(experts) && is_plain_swiglu(experts) && !tiles_of(of_swiglu).empty();
+}
+
 KernelPlan plan_without_device(const tilemoe_experts& experts, int sms, const char* arch) {
   check_dtype(experts);
   struct Sized {
@@ -177,6 +190,7 @@ constexpr Backend kBackend = {
     .check_limits = check_call_limits,
     .plan = plan,
     .reads_codes = codes_read,
+    .writes_dH_codes = writes_dH_codes,
     .plan_without_device = plan_without_device,
 #define STEP(ARGS, NAME, RUN, SCRATCH_BYTES) {#NAME, SCRATCH_BYTES, RUN},
     .steps =

@@ -53,8 +53,10 @@ TEST_F(CudaFp8Gradients, HaveManyTiles) {
         check({.counts = {2000, 1500, 0, 33, 1025, 900},
                .d = 1040,
                .n = 592,
+               .activation = TILEMOE_SWIGLU,
                .dH_over_H = dH_over_H,
                .H_in_codes = H_in_codes,
+               .codes_of_dH = true,
                .tile = tile});
   check({.counts = std::vector<int32_t>(300, 7), .d = 144, .n = 80});
 }
@@ -66,13 +68,17 @@ TEST_F(CudaFp8Gradients, HaveLongSums) {
   check({.counts = {3, 130}, .d = 33 * kFp8Tile - 112, .n = 20 * kFp8Tile - 112});
 }
 TEST_F(CudaFp8Gradients, AreRepeatable) {
-  const Fp8GradientCase c{.counts = {700, 0, 129, 1000}, .d = 1040, .n = 592};
+  const Fp8GradientCase c{.counts = {700, 0, 129, 1000},
+                          .d = 1040,
+                          .n = 592,
+                          .activation = TILEMOE_SWIGLU,
+                          .codes_of_dH = true};
   Fp8GradientProblem problem(c, verify::cuda_memory());
   const Fp8GradientProblem::Outputs first = problem.run();
   for (int repeat = 0; repeat < 20; ++repeat) {
     const Fp8GradientProblem::Outputs again = problem.run();
     EXPECT_TRUE(again.dH == first.dH && again.A_scaled == first.A_scaled && again.dX == first.dX &&
-                again.ds == first.ds);
+                again.ds == first.ds && again.dH_codes == first.dH_codes);
   }
 }
 

@@ -84,6 +84,27 @@ TEST_F(Fp8Gradients, HaveABlockOfColumns) {
   check({.d = 400, .first_column = 128, .columns = 128});
   check({.d = 400, .n = 128, .is_split = false, .first_column = 256});
 }
+// By the epilogue of SwiGLU's kernels, in groups of one and of two slices; else by a kernel of its own.
+TEST_F(Fp8Gradients, WriteCodesOfDH) {
+  for (const int64_t n : {16, 80, 336, 576})
+    for (const bool dH_over_H : {false, true})
+      for (const bool H_in_codes : {false, true})
+        check({.n = n,
+               .activation = TILEMOE_SWIGLU,
+               .float_scales = dH_over_H,
+               .dH_over_H = dH_over_H,
+               .H_in_codes = H_in_codes,
+               .codes_of_dH = true});
+  check({.dtype = TILEMOE_FLOAT16, .codes_of_dH = true});
+}
+TEST_F(Fp8Gradients, HaveManyTilesThatWriteCodesOfDH) {
+  check({.counts = {300, 1, 0, 257, 129},
+         .d = 400,
+         .n = 336,
+         .activation = TILEMOE_SWIGLU,
+         .dH_over_H = true,
+         .codes_of_dH = true});
+}
 // A lane keeps the scales of a warp's number of k blocks, also of the second part.
 TEST_F(Fp8Gradients, HaveLongSums) {
   check({.counts = {3}, .d = 33 * kFp8Tile - 112, .n = 16});

@@ -93,6 +93,8 @@ class EpilogueBlocks {
     ring_.wait_full(at_);
     return shared_ + at_.stage * kStageBytes;
   }
+  // The address of the block before it.
+  __device__ uint32_t previous() const { return shared_ + at_.before() * kStageBytes; }
   __device__ void release_previous() const { ring_.release(at_.before()); }
   __device__ void advance() { at_.advance(); }
 

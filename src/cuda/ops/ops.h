@@ -162,6 +162,12 @@ void run(const DownProjection& step) {
       of_W2, Epilogue::params(step.Y, step.b2), step.Y.shape[1], k_blocks<Shape>(step.experts->n));
 }
 
+template <class Epilogue>
+constexpr bool writes_dH_codes() {
+  if constexpr (requires { Epilogue::kWritesCodes; }) return Epilogue::kWritesCodes;
+  return false;
+}
+
 // dA' = dO W2, gathered, and from it and H: dH, A' and the partial sums of ds.
 
 template <class Arch, Variant kVariant, TileConfiguration kTile>
@@ -171,6 +177,8 @@ void run(const ActivationGradient& step) {
   using W2 = typename ProjectedWeights<Arch, kVariant, Shape, 1>::type;
   using Epilogue = typename Arch::template ActivationGradient<Shape, kVariant.activations>;
   const tilemoe_experts& experts = *step.experts;
+  TILEMOE_ASSERT(!step.dH_codes.given() || (kVariant.codes && writes_dH_codes<Epilogue>()),
+                 "a kernel that writes no codes of dH");
   typename W2::Params of_W2;
   if constexpr (kVariant.codes) {
     TILEMOE_ASSERT(step.codes.weight.transposed != 0, "codes of W2, expected its transpose's");

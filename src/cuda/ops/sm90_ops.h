@@ -111,6 +111,18 @@ struct ActivationOf<Shape, Activations::kGated, false> {
   using type = QuantizingOf<Shape, Activations::kGated>;
 };
 
+template <class Shape, Activations kSet>
+struct ActivationGradientOf {
+  using type = ActivationGradientEpilogue<Shape, kSet>;
+};
+// The other gated activations leave no registers for codes.
+template <Fp8Shape Shape>
+struct ActivationGradientOf<Shape, Activations::kSwiGLU> {
+  using Slice = typename ActivationGradientEpilogue<Shape, Activations::kSwiGLU>::Slice;
+  using Codes = GradientCodes<Slice, typename Shape::Recipe::Out::dH>;
+  using type = ActivationGradientEpilogue<Shape, Activations::kSwiGLU, Codes>;
+};
+
 template <class Shape, class Element>
 struct StoreOf {
   using type = StoreEpilogue<Shape, RowStore<Shape, Element>>;
@@ -194,7 +206,7 @@ struct Sm90 {
   template <class Shape, class Element>
   using Store = typename sm90::StoreOf<Shape, Element>::type;
   template <class Shape, Activations kSet>
-  using ActivationGradient = sm90::ActivationGradientEpilogue<Shape, kSet>;
+  using ActivationGradient = typename sm90::ActivationGradientOf<Shape, kSet>::type;
   template <class Shape, class Out, OutputMajor kMajor>
   using WeightGradient = typename sm90::WeightGradientOf<Shape, Out, kMajor>::type;
 

@@ -1,5 +1,8 @@
-// Conversions of 8-bit floating-point numbers.
+// Conversions of 8-bit floating-point numbers, and the maximum that they are scaled by.
 #pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -19,6 +22,19 @@ __device__ __forceinline__ uint16_t float_to_e4m3(float low, float high) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// Of two numbers at a time, the larger of `largest`, which is not negative, and the magnitude of
+// `words`. A NaN is ignored.
+__device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __nv_bfloat16) {
+  uint32_t of_both;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(of_both) : "r"(largest), "r"(words & 0x7fff7fffu));
+  return of_both;
+}
+__device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __half) {
+  uint32_t of_both;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(of_both) : "r"(largest), "r"(words & 0x7fff7fffu));
+  return of_both;
 }
 
 }  // namespace tilemoe::cuda::ptx

@@ -1,6 +1,11 @@
-// Simulated: conversions of 8-bit floating-point numbers (src/cuda/ptx/convert.h).
+// Simulated: conversions of 8-bit floating-point numbers, and the maximum that they are scaled by
+// (src/cuda/ptx/convert.h).
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
 #include <cstdint>
 
 #include "core/fp8.h"
@@ -22,6 +27,22 @@ __device__ __forceinline__ uint32_t e4m3_to_float16(uint16_t pair) {
 
 __device__ __forceinline__ uint16_t float_to_e4m3(float low, float high) {
   return static_cast<uint16_t>(to_e4m3(low) | to_e4m3(high) << 8);
+}
+
+// Magnitudes are in the order of their bits; past those of infinity they are NaN.
+__device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words,
+                                                  uint32_t infinity) {
+  const auto of_one = [&](uint32_t number, uint32_t word) {
+    return word > infinity ? number : number > infinity ? word : std::max(number, word);
+  };
+  return of_one(largest & 0xffffu, words & 0x7fffu) | of_one(largest >> 16, words >> 16 & 0x7fffu)
+                                                          << 16;
+}
+__device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __nv_bfloat16) {
+  return max_magnitude(largest, words, 0x7f80u);
+}
+__device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __half) {
+  return max_magnitude(largest, words, 0x7c00u);
 }
 
 }  // namespace tilemoe::cuda::ptx

@@ -12,6 +12,7 @@
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"
 #include "cuda/gemm/epilogue/activation_gradient.h"
+#include "cuda/gemm/epilogue/sm90_gradient_codes.h"
 #include "cuda/gemm/epilogue/sm90_slices_of_H.h"
 #include "cuda/gemm/epilogue/sm90_store.h"
 #include "cuda/gemm/load/stage.h"
@@ -41,8 +42,9 @@ namespace tilemoe::cuda::sm90 {
 // dH may overwrite H in global memory: a slice is stored after it has landed, and rows past the
 // expert's last row are neither read nor stored. H is loaded as two boxes: gate and up columns, or
 // the first and last half of interleaved gate/up columns.
-
-template <class Shape, Activations kActivations>
+//
+// Codes: stores dH as codes, too, if the caller requests it (sm90_gradient_codes.h).
+template <class Shape, Activations kActivations, class Codes = NoGradientCodes>
 class ActivationGradientEpilogue {
  public:
   using Out = typename Shape::Recipe::Out;
@@ -56,6 +58,7 @@ class ActivationGradientEpilogue {
   static constexpr int kBlocksAtOnce = kActivations == Activations::kSwiGLU ? 2 : 1;
   static constexpr int kRowBytes = kSlice * static_cast<int>(sizeof(Element));
   static constexpr int kPartBytes = Shape::BLOCK_M * kRowBytes;
+  using Slice = SliceOfH<kParts, kPartBytes>;
   // A' lies in the slice's stage, after H or dH; if a stage is too small, each slice of A' has its
   // own place.
   static constexpr int kScaledAt = kParts * kPartBytes;
@@ -67,11 +70,14 @@ class ActivationGradientEpilogue {
   static_assert(kSlice == kDsColumns, "a slice is a group of ds");
   static_assert(Shape::kFragments == 1, "a consumer has 64 rows");
 
-  static constexpr bool kMayInterleaveColumns = kActivations == Activations::kGated;
+  static constexpr bool kMayInterleaveColumns =
+      kActivations == Activations::kGated && sizeof(typename Shape::Element) == sizeof(Element);
   // The fp8 recipe: H may be codes. A slice of them, as wide as one of A', is loaded to the place of
   // A' in the stage, and A' may lie over the codes in global memory, too.
   static constexpr bool kMayReadCodes = sizeof(typename Shape::Element) == 1;
   static_assert(!kMayReadCodes || (kScaledInStage && kParts == 2));
+  static constexpr bool kWritesCodes = Codes::kWanted;
+  static_assert(kMayReadCodes || !kWritesCodes);
 
   struct ParamsOfValues {
     CUtensorMap H;          // ragged (capacity, kParts, n), or (capacity, 1, 2n) where adjacent
@@ -84,7 +90,7 @@ class ActivationGradientEpilogue {
     bool interleaved_columns;  // of H; requires kMayInterleaveColumns
     ActivationParams activation;
   };
-  struct ParamsOfCodes : ParamsOfValues {
+  struct ParamsOfCodes : ParamsOfValues, Codes::Params {
     const float* H_scales;  // of codes (core/fp8_rows.h); null: H has values
   };
   using Params = std::conditional_t<kMayReadCodes, ParamsOfCodes, ParamsOfValues>;
@@ -106,7 +112,10 @@ class ActivationGradientEpilogue {
         .n = static_cast<int32_t>(experts.n),
         .interleaved_columns = interleaved_columns,
         .activation = activation_params(experts)};
-    if constexpr (kMayReadCodes) params.H_scales = step.H_codes.scales;
+    if constexpr (kMayReadCodes) {
+      static_cast<typename Codes::Params&>(params) = Codes::params(step);
+      params.H_scales = step.H_codes.scales;
+    }
     return params;
   }
   // Codes of gate and up have the bytes of A': (capacity, n).
@@ -236,6 +245,13 @@ class ActivationGradientEpilogue {
         store_sum(sum, row, row_end, column / kSlice);
       }
       if (lane() == 0) ptx::tma_store_commit();
+      if constexpr (kWritesCodes) {
+        const uint32_t first_part =
+            ptx::uniform(slices.previous() + (row - tile.row_begin) * kRowBytes);
+        if (slice % 2 == 1 && row < row_end && column - kSlice < params_.n)
+          Codes::store(params_, first_part, warp_part, column < params_.n ? 2 : 1, row, row_end,
+                       column - kSlice);
+      }
       if (slice > 0) {
         if (lane() == 0) ptx::tma_store_wait_read<1>();
         __syncwarp();
@@ -258,7 +274,7 @@ class ActivationGradientEpilogue {
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
                                                 uint32_t scaled_part, const float* dA,
                                                 float (&ds)[2], const ScalesOfH& scales) const {
-    const SliceOfH<kParts, kPartBytes> slice(warp_part, interleaved_columns(params_));
+    const Slice slice(warp_part, interleaved_columns(params_));
     const SliceOfCodes codes(scaled_part);
 #pragma unroll
     for (int first = 0; first < kSlice / 16; first += kBlocksAtOnce) {

@@ -168,9 +168,7 @@ class QuantizingEpilogue {
     if (stores && lane == 0)
       params_.scales[int64_t{row} * params_.scale_stride + column / kColumns] = 1.f / factor;
     const auto store_half = [&](int part, const uint4& group) {
-      const uint4 codes = {
-          __byte_perm(group.x, group.y, 0x5410), __byte_perm(group.z, group.w, 0x5410),
-          __byte_perm(group.x, group.y, 0x7632), __byte_perm(group.z, group.w, 0x7632)};
+      const uint4 codes = codes_in_order(group);
       const int32_t to = column + kColumns / 2 * part + 16 * lane;
       if (stores && to < params_.n)
         *reinterpret_cast<uint4*>(params_.codes + int64_t{row} * params_.n + to) = codes;

@@ -25,9 +25,11 @@ class SliceOfH {
 
   // Lane l addresses row l % 16, and the left or right 8 of 16 columns.
   __device__ SliceOfH(uint32_t shared, bool interleaved_columns)
+      : SliceOfH(shared, interleaved_columns, lane()) {}
+  __device__ SliceOfH(uint32_t shared, bool interleaved_columns, uint32_t lane)
       : shared_(shared),
-        place_(shared + lane() % fragment::kRows * kRowBytes +
-               swizzled_chunk(lane(), lane() / fragment::kRows)),
+        place_(shared + lane % fragment::kRows * kRowBytes +
+               swizzled_chunk(lane, lane / fragment::kRows)),
         interleaved_columns_(interleaved_columns) {}
 
   __device__ __forceinline__ void load(int block, PackedBlock& gate, PackedBlock& up) const {
@@ -37,6 +39,10 @@ class SliceOfH {
       ptx::ldmatrix_x4(gate, place(block));
       if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place(block) + kPartBytes);
     }
+  }
+  // Of two boxes, one.
+  __device__ __forceinline__ void load_part(int block, int32_t part, PackedBlock& words) const {
+    ptx::ldmatrix_x4(words, place(block) + part * kPartBytes);
   }
   __device__ __forceinline__ void store(int block, const PackedBlock& gate,
                                         const PackedBlock& up) const {

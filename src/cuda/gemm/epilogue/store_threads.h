@@ -86,6 +86,12 @@ __device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int3
   return {word[0], word[1], word[2], word[3]};
 }
 
+// The same of words with 4 codes, two of each 8 of 16 columns: 16 codes in the order of their columns.
+__device__ __forceinline__ uint4 codes_in_order(const uint4& group) {
+  return {__byte_perm(group.x, group.y, 0x5410), __byte_perm(group.z, group.w, 0x5410),
+          __byte_perm(group.x, group.y, 0x7632), __byte_perm(group.z, group.w, 0x7632)};
+}
+
 // A FragmentStore of 16-bit numbers: each thread writes 16 bytes at a time from its registers. The
 // four lanes of a row write 64 contiguous bytes, which are two sectors of L2. By default a batch
 // has half of a tile's columns, which are the columns of A with a gated activation.
