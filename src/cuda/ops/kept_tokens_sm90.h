@@ -12,6 +12,7 @@
 #include "cuda/core/launch.h"
 #include "cuda/gemm/sm90.h"
 #include "cuda/ops/logit_chunks.h"
+#include "cuda/ptx/address.h"
 #include "cuda/ptx/barriers.h"
 #include "cuda/ptx/warp.h"
 #include "cuda/ptx/wgmma.h"
@@ -35,7 +36,7 @@ struct KeptTokensGemm {
     typename Order::Params order;
     Output output;
     int32_t tiles;  // across the experts
-    int32_t terms;  // k blocks of the weight for each of the tokens
+    int32_t terms;  // k blocks of the weight for each of the tokens, which Tile::k_blocks counts
   };
 
   static constexpr int kReadingWarps = sm90::kConsumers * sm90::kWarpgroup / kWarp;
@@ -66,8 +67,7 @@ __device__ __forceinline__ void load_tokens(const typename Gemm::Params& params,
   typename Gemm::TokenRing::Position at;
   for (Tile tile; order.next(tile);) {
     tokens.begin(tile);
-    const int32_t blocks = tile.k_blocks / params.terms;
-    for (int32_t block = 0; block < blocks; ++block, at.advance()) {
+    for (int32_t block = 0; block < tile.k_blocks; ++block, at.advance()) {
       ring.wait_empty(at);
       ptx::mbarrier_arrive_expect_bytes(ring.full(at.stage), Gemm::Tokens::kTmaBytes);
       tokens.load(shared + at.stage * Gemm::TokenBlock::kBytes, ring.full(at.stage), block);
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_weight(const typename Gemm::Params& params,
       const Tile tile = one_of_two(two, which);
       if (tile.n_block >= params.tiles) break;
       weight.begin(tile);
-      for (int32_t block = 0; block < tile.k_blocks; ++block, at.advance()) {
+      for (int32_t block = 0; block < tile.k_blocks * params.terms; ++block, at.advance()) {
         ring.wait_empty(at);
         ptx::mbarrier_arrive_expect_bytes(ring.full(at.stage), Gemm::Weight::kTmaBytes);
         weight.load(shared + at.stage * Gemm::WeightBlock::kBytes, ring.full(at.stage), block);
@@ -114,8 +114,11 @@ class KeptTokensConsumer {
         tokens_(tokens),
         weight_(weight),
         first_row_(consumer * Shape::kRows),
-        a_(sm90::descriptor<A>(shared + first_row_ * A::kRowBytes)),
-        b_(sm90::descriptor<B>(shared + Gemm::kWeightAt)) {}
+        a_(static_cast<uint32_t>(sm90::descriptor<A>(shared + first_row_ * A::kRowBytes))),
+        b_(static_cast<uint32_t>(sm90::descriptor<B>(shared + Gemm::kWeightAt))) {
+    ptx::pin(a_);
+    ptx::pin(b_);
+  }
 
   __device__ __forceinline__ void run() {
     typename Gemm::Order order(params_.order);
@@ -136,10 +139,9 @@ class KeptTokensConsumer {
   template <int kWhich>
   __device__ __forceinline__ void add_chunk_of(const Tile& tile, bool is_last) {
     float D[kNumbers];
-    const int32_t blocks = tile.k_blocks / params_.terms;
     int32_t previous = 0, previous_tokens = 0;
     bool is_first = true;
-    for (int32_t block = 0; block < blocks; ++block, at_tokens_.advance()) {
+    for (int32_t block = 0; block < tile.k_blocks; ++block, at_tokens_.advance()) {
       if constexpr (kWhich == 0) tokens_.wait_full(at_tokens_);
       for (int32_t term = 0; term < params_.terms; ++term, at_weight_.advance()) {
         weight_.wait_full(at_weight_);
@@ -161,14 +163,23 @@ class KeptTokensConsumer {
     add_chunk(reinterpret_cast<float(&)[kNumbers]>(sum_[kWhich * kNumbers]), D, tile.expert == 0);
   }
 
+  // The positions are not in uniform registers: sums of 64 bits in other registers would be 24
+  // instructions between two MMAs, which take 64 cycles.
+  template <class Operand>
+  __device__ __forceinline__ static uint64_t advance(uint32_t low, uint32_t bytes) {
+    const uint64_t high = sm90::descriptor<Operand>(0) >> 32 << 32;
+    return high | (low + (bytes >> 4));
+  }
+
   __device__ __forceinline__ void multiply(float (&D)[kNumbers], bool overwrites) const {
     for (float& number : D) ptx::pin(number);
     ptx::wgmma_fence();
+    const uint32_t a = ptx::uniform(a_ + at_tokens_.stage * (A::kBytes >> 4));
+    const uint32_t b = ptx::uniform(b_ + at_weight_.stage * (B::kBytes >> 4));
 #pragma unroll
     for (int step = 0; step < Shape::BLOCK_K / kK; ++step)
       ptx::wgmma<typename Shape::Element, Shape::BLOCK_N, A::kMajor, B::kMajor>(
-          D, sm90::advance(a_, at_tokens_.stage * A::kBytes + step * kStep),
-          sm90::advance(b_, at_weight_.stage * B::kBytes + step * kStep), !overwrites || step != 0);
+          D, advance<A>(a, step * kStep), advance<B>(b, step * kStep), !overwrites || step != 0);
     ptx::wgmma_commit();
   }
 
@@ -196,7 +207,7 @@ class KeptTokensConsumer {
   typename Gemm::TokenRing::Position at_tokens_;
   typename Gemm::WeightRing::Position at_weight_;
   const int32_t first_row_;
-  const uint64_t a_, b_;
+  uint32_t a_, b_;  // lower words of the descriptors of the first places
   float sum_[Gemm::kTiles * kNumbers];
 };
 

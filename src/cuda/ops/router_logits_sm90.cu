@@ -142,6 +142,7 @@ void launch_kept_tokens(const LogitsCall& call) {
       .output = call.output,
       .tiles = static_cast<int32_t>(call.cut.n_blocks),
       .terms = call.terms};
+  params.order.k_blocks /= call.terms, params.order.last_k_blocks /= call.terms;
   params.order.n_blocks = static_cast<int32_t>(blocks_of(call.cut.n_blocks, Gemm::kTiles));
   params.order.tiles =
       static_cast<int32_t>(Gemm::Order::tiles(call.output.T, params.order.n_blocks));
