@@ -72,7 +72,10 @@ Cut::Cut(int64_t T, int64_t E, int64_t d, int64_t sms)
   const auto padded = [E](const TileConfiguration& of) {
     return blocks_of(E, of.block_n) * of.block_n;
   };
-  if (padded(kNarrow) < padded(kWide) || count(T, E, kWide) < sms) tile = kNarrow;
+  const auto rounds = [=](const TileConfiguration& of) { return blocks_of(count(T, E, of), sms); };
+  // Two narrow tiles take about 15/14 of the time of a wide one, and may fill the last round better.
+  const bool fills = E <= kWide.block_n && 15 * rounds(kNarrow) < 14 * 2 * rounds(kWide);
+  if (padded(kNarrow) < padded(kWide) || count(T, E, kWide) < sms || fills) tile = kNarrow;
   split = count(T, E, tile) < sms;
   if (split && count(T, E, tile) * chunks < sms) tile = kFew;
   split = split && chunks > 1;
