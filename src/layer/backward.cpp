@@ -1,6 +1,7 @@
 #include "core/backend.h"
 #include "core/check.h"
 #include "layer/arguments.h"
+#include "layer/backward_places.h"
 #include "layer/call.h"
 #include "layer/layer.h"
 #include "layer/lora.h"
@@ -20,8 +21,8 @@ class BackwardSteps {
         rows_(rows_of(call.routing)),
         any_rows_(call.routing.spec.capacity > 0),
         base_(static_cast<char*>(call.args.workspace)),
-        dH_(place_of_dH(call, base_)),
-        A_scaled_(place_of_A_scaled(call, base_)),
+        dH_(place_of_dH(call)),
+        A_scaled_(place_of_A_scaled(call)),
         Q2_(rank_rows(experts_->rank_2 > 0 && call.work.needs_activation_gradient(), call.plan.Q2,
                       experts_->rank_2)),
         Q1_(rank_rows(call.work.needs_Q1(call.experts), call.plan.Q1, experts_->rank_1)),
@@ -53,7 +54,7 @@ class BackwardSteps {
             .stream = call_.args.stream,
             .tuning = tuning_,
             .gradient = dB2_with_Q2() ? gradient_of_B(gradient_2()) : LoraGradient{}});
-    const Fp8Rows dO_codes = fp8_ ? codes_at(base_, call_.plan.dO_codes) : Fp8Rows{};
+    const Fp8Rows dO_codes = fp8_ ? place_of_dO_codes(call_) : Fp8Rows{};
     if (fp8_) quantize_tokens(run_, &Steps::quantize_dO, call_, call_.args.dO, dO_codes);
     const auto gradient = [&](const ExpertBlock& block, const tilemoe_tensor& W2) {
       run_(&Steps::activation_gradient,
@@ -72,7 +73,8 @@ class BackwardSteps {
             .adapter = {Q2_, transposed_or_absent(block.of(call_.lora.A2))},
             .codes = blocks_.codes_2(0),
             .dO_codes = dO_codes,
-            .H_codes = {call_.saved.H_codes, call_.saved.H_scales}});
+            .H_codes = {call_.saved.H_codes, call_.saved.H_scales},
+            .dH_codes = call_.plan.writes_dH_codes ? place_of_dH_codes(call_) : Fp8Rows{}});
     };
     blocks_.for_each_W2(&Steps::dequantize_W2_again, call_.plan.W2, rows, false, gradient);
   }
@@ -98,7 +100,7 @@ class BackwardSteps {
                                      .A_scaled = A_scaled_,
                                      .dW2 = call_.gradients.W2,
                                      .accumulate = accumulate_,
-                                     .scratch = scratch_at(base_, call_.plan.dW2_scratch),
+                                     .scratch = scratch_of_dW2(call_),
                                      .stream = call_.args.stream,
                                      .tuning = tuning_});
   }
@@ -122,8 +124,8 @@ class BackwardSteps {
             .tuning = tuning_,
             .gradient = dB1_with_Q1() ? gradient_of_B(gradients_1().step[0]) : LoraGradient{}});
     if (!wants(TILEMOE_GRADIENT_X)) return;
-    const Fp8Rows dH_codes = fp8_ ? place_of_dH_codes() : Fp8Rows{};
-    if (fp8_ && any_rows_)
+    const Fp8Rows dH_codes = fp8_ ? place_of_dH_codes(call_) : Fp8Rows{};
+    if (fp8_ && any_rows_ && !call_.plan.writes_dH_codes)
       run_(&Steps::quantize_dH, {.values = dH_,
                                  .out = dH_codes,
                                  .float_scales = experts_->float_scales != 0,
@@ -205,22 +207,6 @@ class BackwardSteps {
  private:
   bool wants(uint32_t any_of) const { return call_.work.wants(any_of); }
 
-  static tilemoe_tensor place_of_dH(const BackwardCall& call, char* workspace) {
-    if (present(call.dH)) return call.dH;
-    if (call.work.dH_over_H) return call.saved.H;
-    return region(call.experts, call.routing.spec, workspace, call.plan.dH, h_width(call.experts));
-  }
-  static tilemoe_tensor place_of_A_scaled(const BackwardCall& call, char* workspace) {
-    tilemoe_tensor A_scaled =
-        region(call.experts, call.routing.spec, workspace, call.plan.A_scaled, call.experts.n);
-    if (A_scaled_over_codes(call.experts, call.work)) A_scaled.data = call.saved.H_codes;
-    return A_scaled;
-  }
-  Fp8Rows place_of_dH_codes() const {
-    if (consumes_codes(call_.experts, call_.work))
-      return {call_.saved.H_codes, call_.saved.H_scales};
-    return codes_at(base_, call_.plan.dH_codes);
-  }
   // The weights that steps read as codes.
   static tilemoe_quantized_weights transposed_of(tilemoe_quantized_weights quantized) {
     quantized.W1 = quantized.W1_transposed, quantized.W1_up = quantized.W1_up_transposed;

@@ -181,6 +181,8 @@ BackwardWork BackwardCall::requested_work() const {
     if (present(gradient)) requested.gradients |= bit;
   };
   request(args.dX, TILEMOE_GRADIENT_X);
+  requested.dX_is_free = present(args.dX) && !present(args.addend) && args.part == nullptr &&
+                         (args.dX.shape[0] == 1 || args.dX.stride[0] == experts.d);
   request(args.ds, TILEMOE_GRADIENT_S);
   request(gradients.W1, TILEMOE_GRADIENT_W1);
   request(gradients.W1_up, TILEMOE_GRADIENT_W1_UP);

@@ -98,7 +98,11 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
                              << ", expected 0: the pass is not backward");
     return ForwardPlan(backend, experts, spec, query.pass == TILEMOE_PASS_FORWARD, device).total;
   }
-  return BackwardPlan(backend, experts, spec, work_of(query, experts), device).total;
+  BackwardWork work = work_of(query, experts);
+  const size_t bytes = BackwardPlan(backend, experts, spec, work, device).total;
+  if (!writes_dH_codes(backend, experts, spec)) return bytes;
+  work.dX_is_free = true;  // or not, as the arguments of the call are
+  return std::max(bytes, BackwardPlan(backend, experts, spec, work, device).total);
 }
 
 namespace {

@@ -37,6 +37,11 @@ Fp8Region take_codes(Plan& plan, int64_t rows, int64_t width) {
   return {codes, plan.take(bytes(blocks_of(width, kFp8Tile) * int64_t{sizeof(float)}))};
 }
 
+size_t dX_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
+  return static_cast<size_t>(checked_product(outer_rows(spec), experts.d, "T * d")) *
+         tilemoe_dtype_size(experts.dtype);
+}
+
 size_t ds_partial_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec) {
   const int64_t partials = checked_product(ds_groups(experts.n), spec.capacity, "ds partials");
   return static_cast<size_t>(checked_product(partials, sizeof(float), "ds partials"));
@@ -69,16 +74,41 @@ int64_t output_block_columns(const tilemoe_experts& experts) {
 
 namespace {
 
+// The codes of dH with their scales, or A' with the partial sums of ds, in 16-bit columns.
+int64_t code_columns(const tilemoe_experts& experts) {
+  return experts.n + experts.n / 32;
+}
+
+// dW1, which is computed when the rest is free, and 1/32 more, in the same columns; of more than `most`
+// columns, those and 1/32 more.
+int64_t place_of_dW1(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
+                     int64_t most) {
+  const double elements = static_cast<double>(experts.E) * static_cast<double>(h_width(experts)) *
+                          static_cast<double>(experts.d);
+  const double columns = elements / static_cast<double>(std::max<int64_t>(spec.capacity, 1));
+  const auto place = static_cast<int64_t>(std::min(columns, static_cast<double>(most)));
+  return place + place / 32;
+}
+
+}  // namespace
+
+bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts,
+                     const tilemoe_routing_spec& spec) {
+  if (!is_fp8_backward(experts) || saves_fp8_H(experts)) return false;
+  const int64_t with_A_scaled = 2 * code_columns(experts);
+  return with_A_scaled <= std::max(experts.n + output_block_columns(experts),
+                                   place_of_dW1(experts, spec, with_A_scaled)) &&
+         backend.writes_dH_codes != nullptr && backend.writes_dH_codes(experts);
+}
+
+namespace {
+
 // Columns of dX~ next to the codes of dH. (Codes of H, if it has any, are in the same place.)
 int64_t columns_next_to_codes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
                               int64_t columns) {
-  const int64_t d = experts.d, codes = experts.n + experts.n / 32;  // in 16-bit columns, as dX~
-  const double of_dW1 = static_cast<double>(experts.E) * static_cast<double>(h_width(experts)) *
-                        static_cast<double>(d) /
-                        static_cast<double>(std::max<int64_t>(spec.capacity, 1));
-  const int64_t place =
-      std::max(columns, static_cast<int64_t>(std::min(of_dW1, static_cast<double>(d + codes))));
-  const int64_t room = std::max(place + place / 32 - codes, std::min(columns, blocks_of(d, 4)));
+  const int64_t d = experts.d, codes = code_columns(experts);
+  const int64_t place = std::max(columns + columns / 32, place_of_dW1(experts, spec, d + codes));
+  const int64_t room = std::max(place - codes, std::min(columns, blocks_of(d, 4)));
   const int64_t min_columns = blocks_of(d, blocks_of(d, room));
   for (const int64_t multiple : {2 * kFp8Tile, kFp8Tile})
     if (const int64_t whole = blocks_of(min_columns, multiple) * multiple; whole <= room)
@@ -148,6 +178,10 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
   };
   if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
   end(all);
+  writes_dH_codes = work.dX_is_free && work.wants(TILEMOE_GRADIENT_X) &&
+                    work.needs_activation_gradient() &&
+                    tilemoe::writes_dH_codes(backend, experts, spec);
+  if (writes_dH_codes) dH_codes = take_codes(all, 2 * spec.capacity, experts.n);
 
   if (work.needs_activation_gradient()) {
     Plan activation = all;
@@ -156,8 +190,12 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     if (experts.rank_2 > 0) Q2 = activation.take(row_bytes(experts, spec, experts.rank_2));
     if (work.wants(TILEMOE_GRADIENT_LORA_2) && experts.rank_2 > 0)
       lora_2_scratch = scratch_after(activation, steps.lora_gradient_2);
-    if (work.wants(TILEMOE_GRADIENT_W2))
-      dW2_scratch = scratch_after(activation, steps.weight_gradient_2);
+    if (work.wants(TILEMOE_GRADIENT_W2)) {
+      const size_t bytes = steps.weight_gradient_2.scratch_bytes(experts, sizes);
+      dW2_scratch_in_dX = writes_dH_codes && bytes <= dX_bytes(experts, spec);
+      dW2_scratch = dW2_scratch_in_dX ? ScratchRegion{0, bytes}
+                                      : scratch_after(activation, steps.weight_gradient_2);
+    }
     // The partial sums of ds outlive Q2's scratch: those of a part exist when the next one begins.
     if (work.wants(TILEMOE_GRADIENT_S))
       ds_partial = activation.take(ds_partial_bytes(experts, spec));
@@ -165,7 +203,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
       Q2_scratch = scratch_after(
           activation, work.wants(TILEMOE_GRADIENT_LORA_2) ? steps.lora_Q2 : steps.lora_P2);
     W2 = activation.take(fp8 ? 0 : dequantized_bytes_2(experts));
-    if (fp8) dO_codes = take_codes(activation, outer_rows(spec), experts.d);
+    if (fp8 && !writes_dH_codes) dO_codes = take_codes(activation, outer_rows(spec), experts.d);
     activation_scratch = scratch_after(activation, steps.activation_gradient);
   }
   block_columns = input_block_columns(experts, spec, work.dH_over_H);
@@ -178,7 +216,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
     Plan dX = all;
     dX_rows = dX.take(row_bytes(experts, spec, block_columns));
     W1 = dX.take(fp8 ? 0 : dequantized_bytes_1(experts));
-    if (fp8 && !consumes_codes(experts, work))
+    if (fp8 && !writes_dH_codes && !consumes_codes(experts, work))
       dH_codes = take_codes(dX, 2 * spec.capacity, experts.n);
     dX_scratch = scratch_after(dX, steps.input_gradient);
   }

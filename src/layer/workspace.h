@@ -17,6 +17,13 @@ size_t row_bytes(const tilemoe_experts& experts, const tilemoe_routing_spec& spe
 // The maximum number of rows of an expert; more than all rows if it is unknown.
 int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 
+// Whether a backward that computes dX lets the activation gradient write the codes of dH, so that no
+// step reads dH to quantise it. The codes then live next to A': both, each with its float32 numbers,
+// must fit in the place that A and Y have in the forward pass of bf16, or in that of dW1 and 1/32
+// more. Not if H is saved as codes: over them lies A' first.
+bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts,
+                     const tilemoe_routing_spec& spec);
+
 // Columns of Y in memory at a time. In the fp8 recipe blocks have whole blocks of scales.
 int64_t output_block_columns(const tilemoe_experts& experts);
 // The same of dX~. If dH lies over H, dX~ has the whole place that A and Y had in the forward pass:
@@ -59,6 +66,9 @@ struct ForwardPlan {
 struct BackwardWork {
   tilemoe_backward_mode mode = TILEMOE_BACKWARD_WHOLE;
   bool dH_over_H = false;  // OVER_H, and REST after it
+  // A call without an addend and parts, whose dX has no gaps: codes may lie there until dX is written.
+  // The size of a query suffices for both.
+  bool dX_is_free = false;
   uint32_t gradients = 0;  // TILEMOE_GRADIENT_ bits
 
   bool wants(uint32_t any_of) const { return (gradients & any_of) != 0; }
@@ -101,9 +111,13 @@ inline bool A_scaled_over_codes(const tilemoe_experts& experts, const BackwardWo
 // A' and Q2 with the partial sums of ds and the dequantised W2, then with the scratch of dW2 and of
 // dA2 and dB2; Q1, with dX~ and the dequantised W1, then with the scratch of dW1, of the bias
 // gradients and of dA1 and dB1. A tensor that is not requested has no place, so less work never
-// needs more memory. In the fp8 recipe codes of dO and dH have the places of W2 and W1.
+// needs more memory. In the fp8 recipe codes of dO and dH have the places of W2 and W1; if the
+// activation gradient writes the codes of dH, they lie next to dH, and those of dO in dX, then the
+// scratch of dW2 if it fits.
 struct BackwardPlan {
   size_t dH = 0, A_scaled = 0, Q2 = 0, Q1 = 0, dX_rows = 0, ds_partial = 0, W1 = 0, W2 = 0;
+  bool writes_dH_codes = false;  // the activation gradient does
+  bool dW2_scratch_in_dX = false;
   Fp8Region dO_codes, dH_codes;
   size_t total = 0;
   int64_t block_columns = 0;  // of dX~

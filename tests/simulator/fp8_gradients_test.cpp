@@ -2,6 +2,9 @@
 // which adds in the same order, from every kernel.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "cuda/ops/table.h"
 #include "cuda/plan.h"
 #include "fp8_gradients_support.h"
@@ -116,29 +119,50 @@ TEST_F(Fp8Gradients, HaveOtherLayouts) {
   check({.counts = {0, 0}});
 }
 
-// The planted defects of these kernels (simulator/defects.inc).
+// The planted defects of these kernels (simulator/defects.inc): wrong values in long sums, or a finding
+// in tiles whose stages are used again.
 TEST_F(Fp8Gradients, HaveTheirDefectsFound) {
-  const Fp8GradientCase c{.counts = {3}, .d = 33 * kFp8Tile - 112, .n = 272};
-  const Fp8GradientProblem::Outputs right = expected(c);
-  int number = 0, found = 0;
-  const auto differs = [&](int defect) {
-    Fp8GradientProblem problem(c, verify::cuda_memory());
+  using enum simulator::FindingKind;
+  constexpr std::optional<simulator::FindingKind> kWrongValues;
+  const auto case_of = [](std::vector<int32_t> counts, int64_t d, int64_t n) {
+    return Fp8GradientCase{.counts = std::move(counts),
+                           .d = d,
+                           .n = n,
+                           .activation = TILEMOE_SWIGLU,
+                           .codes_of_dH = true};
+  };
+  const Fp8GradientCase long_sums = case_of({3}, 33 * kFp8Tile - 112, 272);
+  const Fp8GradientCase many_tiles = case_of({3, 5, 2, 4, 1}, 144, 336);
+  const Fp8GradientProblem::Outputs right = expected(long_sums);
+  const auto is_wrong = [&](int defect) {
+    Fp8GradientProblem problem(long_sums, verify::cuda_memory());
     machine().plant(defect);
     const Fp8GradientProblem::Outputs got = problem.run();
     machine().plant(0);
     EXPECT_TRUE(machine().take_findings().empty());
-    return differences(got.dH, right.dH) != 0 || differences(got.dX, right.dX) != 0;
+    return differences(got.dH, right.dH) != 0 || differences(got.dX, right.dX) != 0 ||
+           differences(got.dH_codes, right.dH_codes) != 0;
   };
-  EXPECT_FALSE(differs(0));
+  const auto finds = [&](int defect, simulator::FindingKind kind) {
+    Fp8GradientProblem problem(many_tiles, verify::cuda_memory());
+    machine().plant(defect);
+    problem.run();
+    machine().plant(0);
+    return std::ranges::any_of(machine().take_findings(),
+                               [&](const auto& finding) { return finding.kind == kind; });
+  };
+  EXPECT_FALSE(is_wrong(0) || finds(0, kOverwrittenInUse));
+  int number = 0, found = 0;
+  const auto check_defect = [&](const char* name, std::optional<simulator::FindingKind> kind) {
+    ++found;
+    EXPECT_TRUE(kind ? finds(number, *kind) : is_wrong(number)) << name;
+  };
 #define DEFECT(name, file, text, replacement, test_case, device, seed, kind) \
   ++number;                                                                  \
-  if (std::string(test_case) == "fp8-gradients") {                           \
-    ++found;                                                                 \
-    EXPECT_TRUE(differs(number)) << #name;                                   \
-  }
+  if (std::string(test_case) == "fp8-gradients") check_defect(#name, kind);
 #include "simulator/defects.inc"
 #undef DEFECT
-  EXPECT_EQ(found, 2);
+  EXPECT_EQ(found, 4);
 }
 
 }  // namespace

@@ -245,13 +245,7 @@ class ActivationGradientEpilogue {
         store_sum(sum, row, row_end, column / kSlice);
       }
       if (lane() == 0) ptx::tma_store_commit();
-      if constexpr (kWritesCodes) {
-        const uint32_t first_part =
-            ptx::uniform(slices.previous() + (row - tile.row_begin) * kRowBytes);
-        if (slice % 2 == 1 && row < row_end && column - kSlice < params_.n)
-          Codes::store(params_, first_part, warp_part, column < params_.n ? 2 : 1, row, row_end,
-                       column - kSlice);
-      }
+      if constexpr (kWritesCodes) store_codes(slices, slice, warp_part, row, tile, column);
       if (slice > 0) {
         if (lane() == 0) ptx::tma_store_wait_read<1>();
         __syncwarp();
@@ -259,6 +253,18 @@ class ActivationGradientEpilogue {
       }
       slices.advance();
     }
+  }
+
+  // Stores the codes of a group of two slices, of which the second one is at `warp_part`.
+  template <class Blocks>
+  __device__ __forceinline__ void store_codes(const Blocks& slices, int slice, uint32_t warp_part,
+                                              int32_t row, const Tile& tile, int32_t column) const {
+    const uint32_t first_part =
+        ptx::uniform(slices.previous() + (row - tile.row_begin) * kRowBytes);
+    const int32_t row_end = ptx::uniform(tile.row_end);
+    if (slice % 2 == 1 && row < row_end && column - kSlice < params_.n)
+      Codes::store(params_, first_part, warp_part, column < params_.n ? 2 : 1, row, row_end,
+                   column - kSlice);
   }
 
   // The address of the warp's A' of the slice whose H or dH is at `warp_part`.
