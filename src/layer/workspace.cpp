@@ -79,14 +79,14 @@ int64_t code_columns(const tilemoe_experts& experts) {
   return experts.n + experts.n / 32;
 }
 
-// dW1, which is computed when the rest is free, and 1/32 more, in the same columns; of more than `most`
-// columns, those and 1/32 more.
+// dW1, which is computed when the rest is free, and 1/32 more, in the same columns; at most `max_columns`
+// and 1/32 more.
 int64_t place_of_dW1(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
-                     int64_t most) {
+                     int64_t max_columns) {
   const double elements = static_cast<double>(experts.E) * static_cast<double>(h_width(experts)) *
                           static_cast<double>(experts.d);
   const double columns = elements / static_cast<double>(std::max<int64_t>(spec.capacity, 1));
-  const auto place = static_cast<int64_t>(std::min(columns, static_cast<double>(most)));
+  const auto place = static_cast<int64_t>(std::min(columns, static_cast<double>(max_columns)));
   return place + place / 32;
 }
 
