@@ -333,7 +333,7 @@ PARTS = {part.name: part for part in (
     Part("router", "router", 45, BENCH, in_order("router"), r"^router/"),
     Part("quantized", "quantized", 210, BENCH + STEPS, in_order("quantized"),
          r"^(bench|kernels|quantized)/"),
-    Part("fp8", "fp8", 320, BENCH, fp8, r"^(bench|fp8-kernels)/"),
+    Part("fp8", "fp8", 285, BENCH, fp8, r"^(bench|fp8-kernels)/"),
     Part("memory", "memory", 210, BENCH, memory, r"^memory-", of_memory),
     Part("activations", "activations", 210, BENCH, in_order("activations"),
          r"^(bench|activations)/"),

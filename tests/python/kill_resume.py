@@ -128,7 +128,8 @@ def kill(runs, run, rng, inside_save, longest_delay, save_seconds):
 
 def require_kept(runs, before, after):
     """Ends the program unless the folder has the expected checkpoints: the newest and those before
-    it, each a save apart, and at most one more, of a run that was killed before it removed that."""
+    it, each a save apart, and at most one more than before, of a run that was killed before it
+    removed the older ones."""
     kept = [step_of(name) for name in after]
     saved = kept[-1] // SAVE_EVERY if kept else 0
     expected = [SAVE_EVERY * save for save in range(max(1, saved - KEEP + 1), saved + 1)]
@@ -136,8 +137,8 @@ def require_kept(runs, before, after):
         runs.fail(f"of the checkpoints {expected} the folder has {kept}; before the kill {before}")
     if before and (not after or after[-1] < before[-1]):
         runs.fail(f"{before[-1]} is lost; the folder has {kept}")
-    if len(kept) > KEEP + 1:
-        runs.fail(f"the folder has more than {KEEP} checkpoints and one: {kept}")
+    if len(kept) > max(KEEP, len(before)) + 1:
+        runs.fail(f"the folder has {kept}, expected {KEEP} or one more than before the kill: {before}")
 
 
 def read_steps(run):
