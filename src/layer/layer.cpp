@@ -100,7 +100,7 @@ size_t workspace_bytes(const tilemoe_workspace_query* given) {
   }
   BackwardWork work = work_of(query, experts);
   const size_t bytes = BackwardPlan(backend, experts, spec, work, device).total;
-  if (!writes_dH_codes(backend, experts, spec)) return bytes;
+  if (!writes_dH_codes(backend, experts)) return bytes;
   work.dX_is_free = true;  // or not, as the arguments of the call are
   return std::max(bytes, BackwardPlan(backend, experts, spec, work, device).total);
 }

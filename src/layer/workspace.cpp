@@ -79,25 +79,11 @@ int64_t code_columns(const tilemoe_experts& experts) {
   return experts.n + experts.n / 32;
 }
 
-// dW1, which is computed when the rest is free, and 1/32 more, in the same columns; at most `max_columns`
-// and 1/32 more.
-int64_t place_of_dW1(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
-                     int64_t max_columns) {
-  const double elements = static_cast<double>(experts.E) * static_cast<double>(h_width(experts)) *
-                          static_cast<double>(experts.d);
-  const double columns = elements / static_cast<double>(std::max<int64_t>(spec.capacity, 1));
-  const auto place = static_cast<int64_t>(std::min(columns, static_cast<double>(max_columns)));
-  return place + place / 32;
-}
-
 }  // namespace
 
-bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts,
-                     const tilemoe_routing_spec& spec) {
-  if (!is_fp8_backward(experts) || saves_fp8_H(experts)) return false;
-  const int64_t with_A_scaled = 2 * code_columns(experts);
-  return with_A_scaled <= std::max(experts.n + output_block_columns(experts),
-                                   place_of_dW1(experts, spec, with_A_scaled)) &&
+bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts) {
+  return is_fp8_backward(experts) && !saves_fp8_H(experts) &&
+         2 * code_columns(experts) <= experts.n + output_block_columns(experts) &&
          backend.writes_dH_codes != nullptr && backend.writes_dH_codes(experts);
 }
 
@@ -107,8 +93,12 @@ namespace {
 int64_t columns_next_to_codes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
                               int64_t columns) {
   const int64_t d = experts.d, codes = code_columns(experts);
-  const int64_t place = std::max(columns + columns / 32, place_of_dW1(experts, spec, d + codes));
-  const int64_t room = std::max(place - codes, std::min(columns, blocks_of(d, 4)));
+  const double of_dW1 = static_cast<double>(experts.E) * static_cast<double>(h_width(experts)) *
+                        static_cast<double>(d) /
+                        static_cast<double>(std::max<int64_t>(spec.capacity, 1));
+  const int64_t place =
+      std::max(columns, static_cast<int64_t>(std::min(of_dW1, static_cast<double>(d + codes))));
+  const int64_t room = std::max(place + place / 32 - codes, std::min(columns, blocks_of(d, 4)));
   const int64_t min_columns = blocks_of(d, blocks_of(d, room));
   for (const int64_t multiple : {2 * kFp8Tile, kFp8Tile})
     if (const int64_t whole = blocks_of(min_columns, multiple) * multiple; whole <= room)
@@ -179,8 +169,7 @@ BackwardPlan::BackwardPlan(const Backend& backend, const tilemoe_experts& expert
   if (work.needs_dH() && !work.dH_over_H) dH = all.take(row_bytes(experts, spec, h_width(experts)));
   end(all);
   writes_dH_codes = work.dX_is_free && work.wants(TILEMOE_GRADIENT_X) &&
-                    work.needs_activation_gradient() &&
-                    tilemoe::writes_dH_codes(backend, experts, spec);
+                    work.needs_activation_gradient() && tilemoe::writes_dH_codes(backend, experts);
   if (writes_dH_codes) dH_codes = take_codes(all, 2 * spec.capacity, experts.n);
 
   if (work.needs_activation_gradient()) {

@@ -19,10 +19,9 @@ int64_t rows_of_an_expert(const tilemoe_routing_spec& spec);
 
 // Whether a backward that computes dX lets the activation gradient write the codes of dH, so that no
 // step reads dH to quantise it. The codes then live next to A': both, each with its float32 numbers,
-// must fit in the place that A and Y have in the forward pass of bf16, or in that of dW1 and 1/32
-// more. Not if H is saved as codes: over them lies A' first.
-bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts,
-                     const tilemoe_routing_spec& spec);
+// must fit in the place that A and Y have in the forward pass of bf16. Not if H is saved as codes:
+// over them lies A' first.
+bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts);
 
 // Columns of Y in memory at a time. In the fp8 recipe blocks have whole blocks of scales.
 int64_t output_block_columns(const tilemoe_experts& experts);
