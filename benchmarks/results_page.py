@@ -274,15 +274,14 @@ def fp8():
     one = next(iter(results.table_of("bench").values()))["tilemoe"]
     return section(
         "FP8 recipe",
-        "Whole layers with weights that are quantised already; \"x\" is bfloat16's time divided by "
-        "that of FP8.",
+        "Whole layers, weights quantised before. \"x\": bfloat16's time divided by FP8's.",
         table("layer | bfloat16, ms | FP8, ms | forward | backward | both | both, weights quantised in "
               "each pass", layers),
         source("fp8", one),
-        "Saved bytes, and peak memory above the weights and their codes, divided by bfloat16's:",
+        "Saved bytes, and peak above weights and codes, divided by bfloat16's:",
         table("layer | saved | peak | saved, H in FP8 | peak, H in FP8", memory),
-        "The up-projection and a dense FP8 GEMM of cuBLASLt of the same sizes, TFLOP/s; and the time "
-        "of quantisation divided by that of a copy of the same bytes:",
+        paragraph("TFLOP/s of the up-projection and of a dense FP8 GEMM of cuBLASLt; time of quantisation "
+                  "divided by that of a copy:"),
         table("layer | up-projection | dense | dense, fast accumulation | up / dense | x, 1 x 128 | "
               "W1, 128 x 128", rows),
         source("fp8", next(iter(found.values()))),
