@@ -79,10 +79,15 @@ def experts(
 
     Raises:
         ValueError: The recipe or save_h is unknown, or the recipe does not support save_h.
-        NotImplementedError: The configuration is that of a class derived from GroupedExperts or
-            GptOssGroupedExperts, or is gpt-oss's with an FP8 recipe.
+        NotImplementedError: The recipe is "auto", or the configuration is that of a class derived
+            from GroupedExperts or GptOssGroupedExperts, or is gpt-oss's with an FP8 recipe.
     """
     Options(recipe=recipe, save_h=save_h)  # raises the errors of `tilemoe.moe`
+    if recipe == "auto":
+        raise NotImplementedError(
+            "recipe='auto' does not support torchtitan, where FSDP-2 gathers one format; pass the "
+            "recipe that tilemoe.choose_recipe returns"
+        )
     kind = type(cfg)
     if kind is GroupedExperts.Config:
         return derive(cfg, TileMoEGroupedExperts.Config, recipe=recipe, save_h=save_h)

@@ -245,6 +245,7 @@ ELSEWHERE = {
     "FSDP-2 and `torch.compile` of the layer": REFUSED + "does not support FP8 codes",
     "transformers, `set_recipe`": "works, tested by fp8_integrations_test.py",
     "torchtitan, override with `recipe`": "works, tested by fp8_integrations_test.py without ranks",
+    'torchtitan, `recipe="auto"`': REFUSED + "where FSDP-2 gathers one format",
     "[JAX](cpp.md#jax)": "works, tested by jax_fp8_test.py",
     '`save_h="fp8"` in transformers and torchtitan': "works, tested by fp8_integrations_test.py",
     '`save_h="fp8"` in JAX': "works, tested by jax_fp8_test.py",
