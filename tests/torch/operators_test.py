@@ -30,7 +30,7 @@ def chosen_by(scoring=0, K=K, kind=0, groups=(1, 1, 0), factor=1.0):
 def packed(kind=0, K=K, scoring=0, gate_layout=0, **more):
     """An operator's numbers and reals; without arguments also swiglu, concatenated."""
     rule, factor = chosen_by(scoring, K, kind, **more)
-    return [*rule, 0, gate_layout, 1, 1, 0], [factor, 0.0, 0.0, 0.0]
+    return [*rule, 0, gate_layout, 1, 1, 0, 0], [factor, 0.0, 0.0, 0.0]
 
 
 def places(**given):
