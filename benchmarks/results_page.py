@@ -9,6 +9,7 @@ has the number of GPUs on which tests ran.
 """
 
 import argparse
+import json
 import pathlib
 import re
 import sys
@@ -21,6 +22,9 @@ DISTRIBUTED = ROOT / "docs" / "distributed.md"
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # a file of it needs no package
 import records  # noqa: E402
 from layers import LAYERS  # noqa: E402
+
+sys.path.append(str(ROOT / "examples" / "pretrain"))
+import paired  # noqa: E402
 
 SONIC, COMPILED, EAGER = "sonic-moe", "torch-grouped_mm-compiled", "torch-grouped_mm"
 PEERS = {SONIC: "sonic-moe", COMPILED: "`grouped_mm`, compiled", EAGER: "`grouped_mm`, eager"}
@@ -285,6 +289,22 @@ def fp8():
         table("layer | up-projection | dense | dense, fast accumulation | up / dense | x, 1 x 128 | "
               "W1, 128 x 128", rows),
         source("fp8", next(iter(found.values()))),
+    )  # fmt: skip
+
+
+def recipes():
+    """Compare the validation loss of trainings with the recipes, in pairs of one seed."""
+    study = json.loads((ROOT / "examples" / "pretrain" / "recipes.json").read_text())
+    lines = paired.named(Results("recipes").all.values(), "recipes")
+    one = next(iter(lines.values()))
+    others = sorted({line.commit[:7] for line in lines.values()} - {one.commit[:7]})
+    tokens = one.values["steps"] * one.values["tokens_of_step"] / 1e6
+    return section(
+        "Loss with FP8",
+        f"After {tokens:.0f}M tokens, compared with bfloat16; `{study['null']}`: other rounding errors alone.",
+        table("model | method | seeds | validation loss, % | 95 % interval | upper end above that of "
+              f"`{study['null']}` | limit of {study['limit']:g} %", paired.against_null(lines, study)),
+        source("recipes", one, note="".join(f" and {commit}" for commit in others)),
     )  # fmt: skip
 
 
@@ -768,8 +788,9 @@ def jax():
 
 
 SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adapters, activations,
-            quantized, *([fp8] if (RESULTS / "fp8.jsonl").exists() else []), codes, cpu, rounding,
-            archs, limits, router,
+            quantized, *([fp8] if (RESULTS / "fp8.jsonl").exists() else []),
+            *([recipes] if (RESULTS / "recipes.jsonl").exists() else []), codes, cpu, rounding, archs,
+            limits, router,
             *([jax] if (RESULTS / "jax.jsonl").exists() else []),
             small_model, wheel, tests)  # fmt: skip
 HEAD = """# Results

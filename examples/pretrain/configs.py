@@ -53,6 +53,8 @@ CONFIGS = {
     # Large for a corpus of some 30 million tokens, small for a GPU; S2 is sparser.
     "S1": Config(512, 8, 8, 8, 1024, 16384, E=128, K=8, n=128),
     "S2": Config(512, 8, 8, 8, 1024, 16384, E=256, K=4, n=256),
+    # S1 with fewer and wider experts.
+    "S3": Config(512, 8, 8, 8, 1024, 16384, E=32, K=2, n=512),
     # Layers of the models of arXiv 2512.14080, in the number that gives the size in the name.
     "0.5B": Config(768, 12, 12, 12, 4096, 50304, E=64, K=8, n=256),
     "1.4B": Config(768, 18, 12, 12, 4096, 50304, E=128, K=8, n=256),

@@ -7,9 +7,10 @@
 
 The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
 one GPU, and one with several GPUs the parts of several. A part ends within 10 minutes; a part that
-would not end within --seconds is not started. An item whose line in benchmarks/results has the hash
-of the present sources is current and is skipped, so that an interrupted command continues after
---merge. The build and the wheel must be of the present sources.
+would not end within --seconds is not started. `recipes` needs three calls on one GPU; on several,
+if it is named, each GPU runs one of its trainings at a time. An item whose line in
+benchmarks/results has the hash of the present sources is current and is skipped, so that an
+interrupted command continues after --merge. The build and the wheel must be of the present sources.
 
 OUT has two files: measured.jsonl, written after each item, and log.txt, what the programs printed,
 for example the tiles that sonic-moe chose. --peers is a folder of packages (pip install --target):
@@ -21,6 +22,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
+import queue
 import sys
 import time
 import zipfile
@@ -95,9 +97,10 @@ def plan(results, names):
     total = 0
     for part in (PARTS[name] for name in names or PARTS):
         text, done = state(part, results)
-        total += 0 if done or part.gpus > 1 else part.seconds
+        seconds = part.seconds * part.calls
+        total += 0 if done or part.gpus > 1 else seconds
         summed = total if part.gpus == 1 else ""
-        print(f"{part.name:14} {part.gpus:4} {part.seconds:5} {summed:>5}  {part.file:16} {text}")
+        print(f"{part.name:14} {part.gpus:4} {seconds:5} {summed:>5}  {part.file:16} {text}")
     return 0
 
 
@@ -176,21 +179,32 @@ def measure(part, machine, facts, work, results, output, environment, end, again
         if item.missing:
             return {"status": f"skipped: {item.missing}"}
         left = end - time.monotonic()
-        if left < 5:
+        if left < item.min_s:
             return {"status": "not started: the time is over"}
-        return run.run_item(item, folder, environment, min(item.limit_s, left))
+        gpu = free.get()
+        own = {"CUDA_VISIBLE_DEVICES": str(gpu)} if part.spreads else {}
+        try:
+            return run.run_item(item, folder, environment | own, min(item.limit_s, left))
+        finally:
+            free.put(gpu)
 
+    at_once = max(len(machine.gpus), 1) if part.spreads else AT_ONCE.get(part.name, 1)
+    free = queue.SimpleQueue()  # numbers of GPUs, if the part spreads its items over them
+    for gpu in range(at_once):
+        free.put(gpu)
     items = [item for item in items if item.name not in current]
-    with ThreadPoolExecutor(AT_ONCE.get(part.name, 1)) as pool:
-        begun = [pool.submit(result_of, item) for item in items]
-        for item, future in zip(items, groups.in_order(begun)):
-            result = future.result()
-            say(f"  {item.name}: {result['status']}, {result.get('seconds', 0)} s")
-            log = folder / f"{item.name}.log"
-            said = log.read_text() if log.exists() and "seconds" in result else ""
-            output.add(part, item, result, facts, results.digest(part), said)
-            if result["status"] != "passed":
-                failed.append(f"{part.name}, {item.name}: {result['status']}")
+    with ThreadPoolExecutor(at_once) as pool:
+        for helps in (True, False):
+            group = [item for item in items if (item.name in HELPERS) == helps]
+            begun = [pool.submit(result_of, item) for item in group]
+            for item, future in zip(group, groups.in_order(begun)):
+                result = future.result()
+                say(f"  {item.name}: {result['status']}, {result.get('seconds', 0)} s")
+                log = folder / f"{item.name}.log"
+                said = log.read_text() if log.exists() and "seconds" in result else ""
+                output.add(part, item, result, facts, results.digest(part), said)
+                if result["status"] != "passed":
+                    failed.append(f"{part.name}, {item.name}: {result['status']}")
     return failed
 
 

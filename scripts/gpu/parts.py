@@ -7,14 +7,23 @@ sources is current, and is not measured again.
 
 import dataclasses
 import hashlib
+import importlib.util
 import io
+import json
+import pathlib
 import re
+import sys
+import sysconfig
 import tokenize
 from typing import Callable
 
 import several_gpus
 import stages
+from several_gpus import EXAMPLE
 from stages import CONFIGS, ROOT, Machine, records
+
+sys.path.append(str(EXAMPLE))
+import paired  # noqa: E402
 
 KERNELS = ("include/**/*.h", "include/**/*.inc", "src/**/*.h", "src/**/*.cpp", "src/**/*.cu",
            "src/**/*.inc")
@@ -25,6 +34,7 @@ BENCH = (*TORCH, "python/tilemoe/bench/*.py", "python/tilemoe/bench/*.inc")
 STEPS = (*KERNELS, "benchmarks/kernels/*")
 RANKS = (*BENCH, "python/tilemoe/distributed/*.py", "benchmarks/expert_parallel.py")
 TRAINING = (*TORCH, "examples/pretrain/*.py")
+RECIPES = (*TRAINING, "examples/pretrain/recipes.json")
 JAX = (*KERNELS, "bindings/jax/*.cpp", "bindings/jax/*.h", "python/tilemoe/jax/*.py")
 TESTS = (*RANKS, "tests/torch/*.py", "tests/cuda/*")
 
@@ -56,13 +66,15 @@ KEPT = r"(?!)"
 class Part:
     name: str
     file: str  # in benchmarks/results, without the ending
-    seconds: int  # expected
+    seconds: int  # expected, of one call
     sources: tuple  # patterns of files
     items: Callable  # machine, folder -> items
     owns: str  # a regular expression: names of the file's lines that this part writes
     lines: Callable = lambda one: [one]  # measurement of a program -> lines of the file
     gpus: int = 1
     keeps_status: bool = False  # True: an item's status is a line, of tests for example
+    calls: int = 1  # of measure.py, to measure all items on one GPU
+    spreads: bool = False  # True: the items run at a time, each on a GPU of its own
 
 
 # ---------------------------------------------------------------- sources
@@ -192,12 +204,11 @@ def training(machine, folder):
     """Train the 7B model on one GPU with each implementation of the experts."""
     whole = min(machine.gpus, default=0) >= LARGE_GIB * 1024
     corpus = folder / "corpus"
-    example = ROOT / "examples" / "pretrain"
 
     def item(experts, recompute, batch):
         name = f"{experts}-{recompute}-{batch}"
         file = folder / f"{name}.jsonl"
-        words = [example / "speed.py", "measure", "--data", corpus, "--out", file, "--config", "7B",
+        words = [EXAMPLE / "speed.py", "measure", "--data", corpus, "--out", file, "--config", "7B",
                  "--compile", "--micro-batches", str(batch), "--recompute", recompute, "--rounds",
                  "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "1",
                  "--implementations", experts]
@@ -209,6 +220,30 @@ def training(machine, folder):
         return made
 
     return [several_gpus.corpus_item(machine, corpus), *(item(*one) for one in TRAININGS[whole])]
+
+
+def recipes(machine, folder):
+    """Train with each recipe of the experts, in pairs of one seed.
+
+    A training takes about 55 s on an H100: 41 s of steps (train.py --plan), start and evaluation;
+    FP8 and grouped_mm, which is not compiled, take longer.
+    The corpus is the source of Python and of torch: the same in all calls on machines that have the
+    same versions, so that trainings of different calls are paired.
+    """
+    corpus, study = folder / "corpus", json.loads((EXAMPLE / "recipes.json").read_text())
+
+    def item(run):
+        file = folder / f"{run}.jsonl"
+        words = [EXAMPLE / "recipes.py", "--data", corpus, "--out", file, "--runs", str(run)]
+        made = machine.torch_item(str(run), words, 180, lambda _: several_gpus.trained(file))
+        made.min_s = 80
+        return made
+
+    torch = importlib.util.find_spec("torch")
+    text = [sysconfig.get_path("stdlib"), *([pathlib.Path(torch.origin).parent] if torch else [])]
+    made = several_gpus.corpus_item(machine, corpus, [*text, "--megabytes", "130"], 240)
+    whole = (corpus / "manifest.json").exists()  # of an earlier call
+    return [*([] if whole else [made]), *map(item, paired.runs(study))]
 
 
 def with_packages(machine, item, peer, compiled):
@@ -334,6 +369,7 @@ PARTS = {part.name: part for part in (
     Part("quantized", "quantized", 210, BENCH + STEPS, in_order("quantized"),
          r"^(bench|kernels|quantized)/"),
     Part("fp8", "fp8", 285, BENCH, fp8, r"^(bench|fp8-kernels)/"),
+    Part("recipes", "recipes", 500, RECIPES, recipes, KEPT, calls=3, spreads=True),
     Part("memory", "memory", 210, BENCH, memory, r"^memory-", of_memory),
     Part("activations", "activations", 210, BENCH, in_order("activations"),
          r"^(bench|activations)/"),

@@ -114,11 +114,10 @@ def fsdp(machine, folder):
     ]
 
 
-def corpus_item(machine, corpus):
-    """Return an item that makes a corpus of the repository's text."""
-    words = [EXAMPLE / "corpus.py", corpus, *(ROOT / name for name in TEXT), "--vocabulary",
-             "16384"]
-    return item_of(machine, "corpus", words, 60, lambda _: tokens_in(corpus), gpus=1)
+def corpus_item(machine, corpus, text=tuple(ROOT / name for name in TEXT), limit_s=60):
+    """Return an item that makes a corpus, by default of the repository's text."""
+    words = [EXAMPLE / "corpus.py", corpus, *text, "--vocabulary", "16384"]
+    return item_of(machine, "corpus", words, limit_s, lambda _: tokens_in(corpus), gpus=1)
 
 
 def tokens_in(corpus):

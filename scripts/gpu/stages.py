@@ -94,6 +94,7 @@ class Item:
     # Tests that may be skipped; None: the program checks that (tests/torch/skips.py).
     may_skip: frozenset | None = frozenset()
     arch: str | None = None  # set by TILEMOE_ARCH; None: the GPU's default
+    min_s: int = 5  # measure.py does not start the item if fewer seconds are left
 
 
 class Machine:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import types
 import unittest
 import zipfile
 
@@ -20,6 +22,7 @@ sys.path += [str(MEASURE.parent), str(ROOT / "python" / "tilemoe" / "bench")]
 import measure
 import parts
 import records
+import stages
 
 # tilemoe_kernels: one line in the file of its last argument, named after the layer.
 WRITES = """for file; do :; done
@@ -210,6 +213,46 @@ class Sources(unittest.TestCase):
                 self.assertTrue(any(ROOT.glob(pattern)), pattern)
 
 
+class Spread(unittest.TestCase):
+    """A part whose items run on several GPUs, after the helper."""
+
+    # The helper is slow. Each item waits for the other, which runs on another GPU.
+    HELPER = "sleep 0.3; touch made"
+    ITEM = """[ -e made ] || exit 3
+touch on-$CUDA_VISIBLE_DEVICES
+for i in $(seq 100); do [ -e on-0 ] && [ -e on-1 ] && exit; sleep 0.1; done; exit 4"""
+
+    def measured(self, gpus, left, items=("a", "b"), **of_part):
+        folder = temporary(self)
+        report = lambda _: [records.Measurement("recipes/x", "a GPU", {}, "0123456", {})]
+
+        def item(name):
+            text = self.HELPER if name == "corpus" else self.ITEM
+            words = ["sh", "-c", f"cd {folder}; {text}"]
+            return stages.Item(name, words, 20, report, min_s=5 if name == "corpus" else 15)
+
+        part = parts.Part("recipes", "recipes", 9, ("pyproject.toml",),
+                          lambda *_: [item(name) for name in ("corpus", *items)], parts.KEPT,
+                          **of_part)
+        machine = types.SimpleNamespace(gpus=[1] * gpus)
+        facts = {"device": "a GPU", "versions": {}, "commit": "0123456", "gpus": []}
+        output = measure.Output(folder / "out")
+        self.addCleanup(output.log.close)
+        failed = measure.measure(part, machine, facts, folder, measure.Results(folder), output,
+                                 dict(os.environ), time.monotonic() + left, False)
+        return failed, {one.values["item"] for one in output.lines}
+
+    def test_items_run_at_a_time_on_their_own_gpus(self):
+        failed, measured = self.measured(2, 60, spreads=True)
+        self.assertEqual(failed, [])
+        self.assertEqual(measured, {"recipes/corpus", "recipes/a", "recipes/b"})
+
+    def test_an_item_without_time_is_not_started(self):
+        failed, measured = self.measured(2, 14, spreads=True)
+        self.assertEqual(failed, [f"recipes, {one}: not started: the time is over" for one in "ab"])
+        self.assertEqual(measured, {"recipes/corpus"})
+
+
 class Parts(unittest.TestCase):
     def items(self, part):
         return part.items(parts.supposed(part), pathlib.Path("absent"))
@@ -237,9 +280,9 @@ class Parts(unittest.TestCase):
             if total <= 1200 and part.gpus == 1:
                 first.append(part.name)
         self.assertEqual(first[:3], ["peers", "rounding", "training"])
-        timed = [one.seconds for one in parts.PARTS.values()
+        timed = [one.seconds * one.calls for one in parts.PARTS.values()
                  if one.gpus == 1 and not one.keeps_status]
-        self.assertLessEqual(sum(timed), 3660)
+        self.assertLessEqual(sum(timed), 5160)
 
     def test_items_of_more_gpus_come_after_those_of_two(self):
         part = parts.PARTS["parallel"]
@@ -287,6 +330,23 @@ class Parts(unittest.TestCase):
             self.assertEqual(measure.state(part, results), ("current", True))
             records.write(folder / "pretrain.jsonl", lines[2:])
             self.assertFalse(measure.state(part, results)[1])
+
+    def test_recipes_are_trained_by_seeds(self):
+        part = parts.PARTS["recipes"]
+        items = self.items(part)
+        self.assertEqual([one.name for one in items[:5]],
+                         ["corpus", *(f"S3-{of}-s0" for of in ("bf16", "grouped_mm", "fp8")),
+                          "S3-bf16-s1"])
+        self.assertEqual(len(items), 21)
+        self.assertLessEqual(5 * (55 + 75 + 60 + 60) + part.calls * 80, part.calls * part.seconds)
+        self.assertEqual(items[3].command[-2:], ["--runs", "S3-fp8-s0"])
+        self.assertFalse(any(parts.ROOT in pathlib.Path(str(one)).parents
+                             for one in items[0].command[-6:-4]), "a commit changes no pair")
+        corpus = temporary(self) / "corpus"
+        corpus.mkdir()
+        (corpus / "manifest.json").touch()
+        again = part.items(parts.supposed(part), corpus.parent)
+        self.assertEqual([one.name for one in again], [one.name for one in items[1:]])
 
     def test_packages_of_a_training_are_on_its_path(self):
         part = parts.PARTS["training"]

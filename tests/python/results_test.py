@@ -91,7 +91,7 @@ class Pages(Copied):
             if not one.startswith(("|", "Measured "))  # tables, and the conditions below them
         )
         self.assertEqual(count("## A\n\nb c\n\n| d |\n\nMeasured on e\n"), 3)
-        self.assertLessEqual(count(results_page.page()), 450)
+        self.assertLessEqual(count(results_page.page()), 460)
 
     def test_each_measurement_has_its_conditions(self):
         for part in results_page.SECTIONS[1:-1]:
@@ -144,6 +144,36 @@ class Pages(Copied):
         self.assertIn("Measured on one NVIDIA H200, TileMoE 1 (commit abcdef0)", text)
         self.assertIn("7 rounds: [`fp8.jsonl`]", text.replace("\n", " "))
         self.assertEqual(results_page.fp8 in results_page.SECTIONS, has_file)
+
+    def test_recipes_are_shown_once_they_are_measured(self):
+        has_file = (self.folder / "recipes.jsonl").exists()
+        lines = []
+        for method, off in (("bf16", 0.0), ("grouped_mm", 0.001), ("fp8", 0.004)):
+            for seed in (0, 1, 2):
+                values = {"initial": seed, "steps": 458, "tokens_of_step": 131072}
+                values |= {"loss": (2 + seed) * (1 + off)}
+                lines.append(
+                    records.Measurement(
+                        f"recipes/S3-{method}-s{seed}",
+                        "NVIDIA H200",
+                        {"tilemoe": "1", "torch": "2"},
+                        f"{'abc' if seed else 'def'}def0123",
+                        values,
+                    )
+                )
+        records.write(self.folder / "recipes.jsonl", lines)
+        text = results_page.recipes()
+        said = text.replace("\n", " ")
+        self.assertIn("| S3 | `grouped_mm` | 3 | +0.10 ± 0.00 | [+0.10, +0.10] |  |  |", text)
+        self.assertIn("| S3 | `fp8` | 3 | +0.40 ± 0.00 | [+0.40, +0.40] | +0.30 | met |", text)
+        self.assertIn("After 60M tokens", said)
+        self.assertIn("| upper end above that of `grouped_mm` | limit of 0.5 % |", text)
+        self.assertRegex(said, r"Measured on .*commit defdef0.* and abcdef0: \[`recipes.jsonl`\]")
+        self.assertEqual(results_page.recipes in results_page.SECTIONS, has_file)
+        with mock.patch.object(
+            results_page, "SECTIONS", {*results_page.SECTIONS, results_page.recipes}
+        ):
+            self.test_has_few_words_that_nothing_generates()
 
     def test_readme_has_the_table(self):
         text = "a\n<!-- results -->\nold\n<!-- /results -->\nb\n"

@@ -17,6 +17,7 @@ sys.path.append(str(EXAMPLE))
 
 import capacity  # noqa: E402
 import corpus  # noqa: E402
+import paired  # noqa: E402
 import renormalized  # noqa: E402
 import rounding  # noqa: E402
 import sources  # noqa: E402
@@ -119,13 +120,13 @@ def test_renormalized_scores_add_up_to_one():
 
 
 def test_names_are_the_runs():
-    runs = rounding.study()
+    runs = rounding.STUDY.runs()
     assert len(set(map(str, runs))) == len(runs)
-    assert [rounding.named(str(run)) for run in runs] == runs
+    assert [rounding.STUDY.named(str(run)) for run in runs] == runs
     wanted = {
         (model, method, seed)
         for model in ("S1", "S2")
-        for method, seeds in [("top_k", 5), ("nearest", 5), *((m, 3) for m in rounding.METHODS)]
+        for method, seeds in [("top_k", 5), ("nearest", 5), *((m, 3) for m in rounding.STUDY.methods)]
         for seed in range(seeds)
     }
     assert {(run.model, run.method, run.seed) for run in runs} == wanted
@@ -135,10 +136,10 @@ def test_names_are_the_runs():
         c = CONFIGS[model]
         for run in runs:
             if run.model == model and run.tiles:
-                assert run.routing_tokens * c.K == run.tiles * c.E * c.m
-    for wrong in ("S1-top_k-2-s0", "S1-nearest-s0", "S3-up-2-s0", "S1-sideways-2-s0"):
+                assert rounding.STUDY.routing_tokens(run) * c.K == run.tiles * c.E * c.m
+    for wrong in ("S1-top_k-2-s0", "S1-nearest-s0", "S4-up-2-s0", "S1-sideways-2-s0"):
         with pytest.raises(ValueError):
-            rounding.named(wrong)
+            rounding.STUDY.named(wrong)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +197,7 @@ def test_runs_of_a_seed_are_paired(finished):
             assert v["loss_as_trained"] != v["loss"]
     losses = {name: (v["mean_loss"], v["loss"]) for name, v in values.items()}
     assert losses["tiny-top_k-s0"] != losses["tiny-nearest-1-s0"] != losses["tiny-capacity-1-s0"]
-    assert "| tiny | `nearest` | 1 | 1 |" in rounding.table(rounding.lines_of(finished))
+    assert "| tiny | `nearest` | 1 | 1 |" in rounding.STUDY.table(rounding.STUDY.lines_of(finished))
 
 
 def test_a_finished_run_is_left_out(finished, data, capsys):
@@ -206,7 +207,7 @@ def test_a_finished_run_is_left_out(finished, data, capsys):
     late = study(data, finished, "--runs", "tiny-up-1-s0", "--seconds", "0.01")
     assert late.returncode == 0 and late.stdout == "", late.stderr
     assert finished.read_bytes() == before
-    assert rounding.main(["--out", str(finished), "--runs", NAMES[0], "tiny-up-1-s0", "--list"]) == 0
+    assert rounding.STUDY.main(["--out", str(finished), "--runs", NAMES[0], "tiny-up-1-s0", "--list"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"{NAMES[0]} finished", "tiny-up-1-s0 "]
 
 
@@ -215,7 +216,7 @@ def some_runs(differences, **changed):
     made = {}
     for seed, more in enumerate(differences):
         for method, tiles, factor in (("top_k", None, 1), ("nearest", 2, 1 + more / 100)):
-            run = rounding.Named("S1", method, tiles, seed)
+            run = paired.Named("S1", method, tiles, seed)
             values = {"initial": seed, "batches": 7, "steps": 916, "tokens_of_step": 131072}
             values |= {"validation_tokens": 2_000_000, "options": ""}
             values |= {"loss": (2.0 + seed / 10) * factor}
@@ -237,11 +238,11 @@ def some_runs(differences, **changed):
     ],
 )
 def test_paired_differences(differences, off):
-    rows = rounding.table(some_runs(differences)).splitlines()[2:]
+    rows = rounding.STUDY.table(some_runs(differences)).splitlines()[2:]
     assert rows == [f"| S1 | `nearest` | 2 | {len(differences)} | {off} | 6.2 | 5.6 |"]
 
 
 @pytest.mark.parametrize("key", ["initial", "batches", "steps", "options"])
 def test_what_is_no_pair_is_refused(key):
     with pytest.raises(ValueError, match=f"S1-nearest-2-s0 and .*S1-top_k-s0 must have the same {key}"):
-        rounding.table(some_runs((0.1,), **{key: [1]}))
+        rounding.STUDY.table(some_runs((0.1,), **{key: [1]}))
