@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Packages and their contents; --packages selects others. Together 1.1 GB of text.
@@ -23,6 +24,7 @@ SUFFIXES = {".c", ".h", ".s", ".rst", ".txt", ".py", ".pl", ".sh", ".dts", ".dts
 NAMES = {"Kconfig", "Makefile"}
 LARGEST = 1 << 18  # default maximum bytes of a document
 PIECE = 1 << 16  # bytes of a dictionary per document
+READS = 16  # of files, at a time
 
 
 def contents(file, size, largest):
@@ -36,13 +38,16 @@ def read(path, largest):
 
 
 def files(paths, largest=LARGEST):
-    """Yield files, and all files of folders."""
-    for path in map(Path, paths):
-        if not path.exists():
-            raise ValueError(f"no file or folder found at {path}")
-        inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in inside:
-            yield str(file), read(file, largest)
+    """Yield files, and all files of folders. A cold disk is faster with several reads at a time."""
+    with ThreadPoolExecutor(READS) as pool:
+        for path in map(Path, paths):
+            if not path.exists():
+                raise ValueError(f"no file or folder found at {path}")
+            inside = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+            for first in range(0, len(inside), 4 * READS):
+                some = inside[first : first + 4 * READS]
+                read_ahead = pool.map(lambda file: read(file, largest), some)
+                yield from zip(map(str, some), read_ahead)
 
 
 def packages(names, largest, say=print):
