@@ -1,6 +1,7 @@
 #include "layer/workspace.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "core/check.h"
 #include "core/formats.h"
@@ -79,15 +80,19 @@ int64_t code_columns(const tilemoe_experts& experts) {
   return experts.n + experts.n / 32;
 }
 
-}  // namespace
-
-bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts) {
-  return is_fp8_backward(experts) && !saves_fp8_H(experts) &&
-         2 * code_columns(experts) <= experts.n + output_block_columns(experts) &&
-         backend.writes_dH_codes != nullptr && backend.writes_dH_codes(experts);
+// d columns in the fewest blocks that fit in `room` columns.
+int64_t columns_of_fewest_blocks(int64_t d, int64_t room) {
+  return blocks_of(d, blocks_of(d, room));
 }
 
-namespace {
+// The same, rounded up to the first of `multiples` with which a block fits; 0 if none does.
+int64_t fitting_columns(int64_t d, int64_t room, std::initializer_list<int64_t> multiples) {
+  const int64_t min_columns = columns_of_fewest_blocks(d, room);
+  for (const int64_t multiple : multiples)
+    if (const int64_t whole = blocks_of(min_columns, multiple) * multiple; whole <= room)
+      return std::min(d, whole);
+  return 0;
+}
 
 // Columns of dX~ next to the codes of dH. (Codes of H, if it has any, are in the same place.)
 int64_t columns_next_to_codes(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
@@ -99,27 +104,25 @@ int64_t columns_next_to_codes(const tilemoe_experts& experts, const tilemoe_rout
   const int64_t place =
       std::max(columns, static_cast<int64_t>(std::min(of_dW1, static_cast<double>(d + codes))));
   const int64_t room = std::max(place + place / 32 - codes, std::min(columns, blocks_of(d, 4)));
-  const int64_t min_columns = blocks_of(d, blocks_of(d, room));
-  for (const int64_t multiple : {2 * kFp8Tile, kFp8Tile})
-    if (const int64_t whole = blocks_of(min_columns, multiple) * multiple; whole <= room)
-      return std::min(d, whole);
-  return std::min(d, blocks_of(min_columns, kFp8Tile) * kFp8Tile);
+  if (const int64_t fitting = fitting_columns(d, room, {2 * kFp8Tile, kFp8Tile})) return fitting;
+  return std::min(d, blocks_of(columns_of_fewest_blocks(d, room), kFp8Tile) * kFp8Tile);
 }
 
 }  // namespace
+
+bool writes_dH_codes(const Backend& backend, const tilemoe_experts& experts) {
+  return is_fp8_backward(experts) && !saves_fp8_H(experts) &&
+         2 * code_columns(experts) <= experts.n + output_block_columns(experts) &&
+         backend.writes_dH_codes != nullptr && backend.writes_dH_codes(experts);
+}
 
 int64_t input_block_columns(const tilemoe_experts& experts, const tilemoe_routing_spec& spec,
                             bool dH_over_H) {
   const int64_t columns = output_block_columns(experts);
   if (dH_over_H && is_fp8_backward(experts)) return columns_next_to_codes(experts, spec, columns);
   if (columns == experts.d || !dH_over_H) return columns;
-  const int64_t room = experts.n + columns;
-  const int64_t blocks = (experts.d + room - 1) / room;
-  const int64_t min_columns = (experts.d + blocks - 1) / blocks;
-  for (int64_t multiple : {256, 64})
-    if (const int64_t whole = (min_columns + multiple - 1) / multiple * multiple; whole <= room)
-      return std::min(experts.d, whole);
-  return columns;
+  const int64_t fitting = fitting_columns(experts.d, experts.n + columns, {256, 64});
+  return fitting > 0 ? fitting : columns;
 }
 
 ForwardPlan::ForwardPlan(const Backend& backend, const tilemoe_experts& experts,
