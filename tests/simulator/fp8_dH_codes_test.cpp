@@ -7,6 +7,7 @@
 #include "layer/layer.h"
 #include "layer/workspace.h"
 #include "lora_problem.h"
+#include "step_names.h"
 #include "tilemoe/error.h"
 #include "verify/problem.h"
 #include "verify/registry.h"
@@ -26,14 +27,6 @@ verify::Case fitting_case() {
   return one;
 }
 
-class Names final : public StepObserver {
- public:
-  void begin(const char* step) override { names.emplace_back(step); }
-  void end(const char* /*step*/) override {}
-  bool have(const char* name) const { return std::ranges::find(names, name) != names.end(); }
-  std::vector<std::string> names;
-};
-
 struct Outcome {
   std::vector<uint64_t> bits;
   bool quantises = false;  // by a step
@@ -46,7 +39,7 @@ Outcome run(const verify::Case& one) {
   problem.poison();
   problem.route();
   problem.forward();
-  Names names;
+  StepNames names;
   if (one.in_two_calls || one.in_parts) {
     problem.backward();
     names.names.emplace_back(step::quantize_dH);

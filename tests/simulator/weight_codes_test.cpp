@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <ostream>
@@ -15,6 +14,7 @@
 #include "core/backend.h"
 #include "layer/layer.h"
 #include "lora_problem.h"
+#include "step_names.h"
 #include "verify/problem.h"
 #include "verify/registry.h"
 
@@ -106,14 +106,6 @@ TEST(WeightCodes, AreNotReadAcrossTheirOrderOrByOtherArchs) {
   expect(Layer(TILEMOE_FORMAT_FP8).read(), false, false);
 }
 
-class Names final : public StepObserver {
- public:
-  void begin(const char* step) override { names.emplace_back(step); }
-  void end(const char* /*step*/) override {}
-  bool have(const char* name) const { return std::ranges::find(names, name) != names.end(); }
-  std::vector<std::string> names;
-};
-
 // The cases of bfloat16 with quantised weights; CodesSteps has float16.
 std::vector<verify::Case> cases() {
   std::vector<verify::Case> cases;
@@ -130,7 +122,7 @@ TEST_P(CodesInForward, KeepTheBits) {
   simulate("sm80");
   const verify::Case& one = GetParam();
   const verify::Inputs inputs = verify::make_inputs(one, 1);
-  const auto run = [&](int64_t max_rows, Names& names) {
+  const auto run = [&](int64_t max_rows, StepNames& names) {
     const MaxRows limit(max_rows);
     verify::Problem problem(inputs, verify::cuda_memory());
     problem.poison();
@@ -144,7 +136,7 @@ TEST_P(CodesInForward, KeepTheBits) {
     EXPECT_EQ(problem.damage(), std::vector<std::string>());
     return problem.fingerprints();
   };
-  Names of_codes, of_values;
+  StepNames of_codes, of_values;
   EXPECT_EQ(run(int64_t{1} << 32, of_codes), run(0, of_values));
   const auto reads = [](Format format, int64_t columns, bool transposed) {
     const bool is_nf4 = format == Format::kNf4 || format == Format::kNf4Double;
