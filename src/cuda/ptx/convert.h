@@ -24,16 +24,15 @@ __device__ __forceinline__ uint16_t float_to_e4m3(float low, float high) {
   return pair;
 }
 
-// Of two numbers at a time, the larger of `largest`, which is not negative, and the magnitude of
-// `words`. A NaN is ignored.
+// Of two numbers at a time, the larger magnitude, with any sign. A NaN is ignored, unless both are.
 __device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __nv_bfloat16) {
   uint32_t of_both;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(of_both) : "r"(largest), "r"(words & 0x7fff7fffu));
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(of_both) : "r"(largest), "r"(words));
   return of_both;
 }
 __device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __half) {
   uint32_t of_both;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(of_both) : "r"(largest), "r"(words & 0x7fff7fffu));
+  asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(of_both) : "r"(largest), "r"(words));
   return of_both;
 }
 

@@ -29,6 +29,14 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
 
 // 16, 8 or 4 bytes at a time.
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared)
+               : "memory");
+  return v;
+}
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t shared) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");

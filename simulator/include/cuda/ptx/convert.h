@@ -35,8 +35,9 @@ __device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t wor
   const auto of_one = [&](uint32_t number, uint32_t word) {
     return word > infinity ? number : number > infinity ? word : std::max(number, word);
   };
-  return of_one(largest & 0xffffu, words & 0x7fffu) | of_one(largest >> 16, words >> 16 & 0x7fffu)
-                                                          << 16;
+  return of_one(largest & 0x7fffu, words & 0x7fffu) |
+         of_one(largest >> 16 & 0x7fffu, words >> 16 & 0x7fffu) << 16 |
+         ((largest ^ words) & 0x80008000u);
 }
 __device__ __forceinline__ uint32_t max_magnitude(uint32_t largest, uint32_t words, __nv_bfloat16) {
   return max_magnitude(largest, words, 0x7f80u);

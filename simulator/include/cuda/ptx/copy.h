@@ -17,6 +17,11 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t barrier) {
 
 // 16, 8 or 4 bytes at a time.
 
+__device__ __forceinline__ uint4 load_shared_16(uint32_t shared) {
+  uint4 v;
+  simulator::load_shared(shared, &v, 16);
+  return v;
+}
 __device__ __forceinline__ uint32_t load_shared_4(uint32_t shared) {
   uint32_t v;
   simulator::load_shared(shared, &v, 4);

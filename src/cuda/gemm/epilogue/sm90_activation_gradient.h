@@ -227,8 +227,10 @@ class ActivationGradientEpilogue {
     const int32_t row_end = ptx::uniform(tile.row_end);
     row = ptx::uniform(row);
     ScalesOfH scales;
+    typename Codes::Maxima maxima;
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
+      if (slice % 2 == 0) maxima = {};
       const int32_t column = first_column + slice * kSlice;
       if constexpr (kMayReadCodes)
         if (reads_codes(params_) && slice * kSlice % kFp8Tile == 0 && column < params_.n)
@@ -237,7 +239,7 @@ class ActivationGradientEpilogue {
       const uint32_t scaled_part = scaled_part_of(warp_part, slice);
       if (row < tile.row_end && column < params_.n) {
         float ds[2] = {0.f, 0.f};
-        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds, scales);
+        differentiate(f, warp_part, scaled_part, &dA[slice * (kSlice / 2)], ds, scales, maxima);
         const float sum = ds_of_row(ds);  // overlaps with the slice's last stores
         ptx::fence_proxy_async();
         __syncwarp();
@@ -245,7 +247,7 @@ class ActivationGradientEpilogue {
         store_sum(sum, row, row_end, column / kSlice);
       }
       if (lane() == 0) ptx::tma_store_commit();
-      if constexpr (kWritesCodes) store_codes(slices, slice, warp_part, row, tile, column);
+      if constexpr (kWritesCodes) store_codes(slices, maxima, slice, warp_part, row, tile, column);
       if (slice > 0) {
         if (lane() == 0) ptx::tma_store_wait_read<1>();
         __syncwarp();
@@ -257,13 +259,15 @@ class ActivationGradientEpilogue {
 
   // Stores the codes of a group of two slices, of which the second one is at `warp_part`.
   template <class Blocks>
-  __device__ __forceinline__ void store_codes(const Blocks& slices, int slice, uint32_t warp_part,
-                                              int32_t row, const Tile& tile, int32_t column) const {
+  __device__ __forceinline__ void store_codes(const Blocks& slices,
+                                              const typename Codes::Maxima& maxima, int slice,
+                                              uint32_t warp_part, int32_t row, const Tile& tile,
+                                              int32_t column) const {
     const uint32_t first_part =
         ptx::uniform(slices.previous() + (row - tile.row_begin) * kRowBytes);
     const int32_t row_end = ptx::uniform(tile.row_end);
     if (slice % 2 == 1 && row < row_end && column - kSlice < params_.n)
-      Codes::store(params_, first_part, warp_part, column < params_.n ? 2 : 1, row, row_end,
+      Codes::store(params_, maxima, first_part, warp_part, column < params_.n ? 2 : 1, row, row_end,
                    column - kSlice);
   }
 
@@ -279,7 +283,8 @@ class ActivationGradientEpilogue {
   template <class Function>
   __device__ __forceinline__ void differentiate(const Function& f, uint32_t warp_part,
                                                 uint32_t scaled_part, const float* dA,
-                                                float (&ds)[2], const ScalesOfH& scales) const {
+                                                float (&ds)[2], const ScalesOfH& scales,
+                                                typename Codes::Maxima& maxima) const {
     const Slice slice(warp_part, interleaved_columns(params_));
     const SliceOfCodes codes(scaled_part);
 #pragma unroll
@@ -294,6 +299,8 @@ class ActivationGradientEpilogue {
                                                    &dA[8 * (first + b)], s_, ds);
 #pragma unroll
       for (int b = 0; b < kBlocksAtOnce; ++b) {
+        maxima.add(0, gate[b]);
+        maxima.add(1, up[b]);
         slice.store(first + b, gate[b], up[b]);
         slice.store_at_offset(first + b, scaled_part - warp_part, A_scaled[b]);
       }

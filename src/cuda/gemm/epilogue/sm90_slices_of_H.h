@@ -40,9 +40,15 @@ class SliceOfH {
       if constexpr (kParts == 2) ptx::ldmatrix_x4(up, place(block) + kPartBytes);
     }
   }
-  // Of two boxes, one.
-  __device__ __forceinline__ void load_part(int block, int32_t part, PackedBlock& words) const {
-    ptx::ldmatrix_x4(words, place(block) + part * kPartBytes);
+  // Where lane l's 16 columns from 16 (l % 4) on of row l / 4 begin in the slice at 0, and 16 bytes
+  // of them, of one box and of row l / 4 or l / 4 + 8 (half 1). Eight lanes read eight chunks.
+  __device__ static uint32_t place_of_16(uint32_t lane) {
+    const uint32_t row = lane / 4;
+    return row * kRowBytes + swizzled_chunk(row, lane % 4 * 2);
+  }
+  __device__ __forceinline__ static uint4 load_half_of_16(uint32_t place, int part, int half,
+                                                          int chunk) {
+    return ptx::load_shared_16((place ^ chunk * 16) + part * kPartBytes + half * 8 * kRowBytes);
   }
   __device__ __forceinline__ void store(int block, const PackedBlock& gate,
                                         const PackedBlock& up) const {
