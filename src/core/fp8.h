@@ -37,6 +37,20 @@ TILEMOE_HOST_DEVICE float fp8_factor(float amax, float largest, bool power_of_tw
   return power_of_two ? order::from_bits(order::bits_of(factor) & order::kInfinityBits) : factor;
 }
 
+// fp8_factor() by powers of two of numbers of 16 bits, and 1 / that factor, without divisions: a
+// mantissa past 1.75 (448 = 1.75 * 2^8) makes the quotient's exponent smaller by one. The numbers of
+// 16 bits next to 1.75 are too far from it for the quotient to be rounded up to a power of two.
+TILEMOE_HOST_DEVICE float fp8_power_factor(float amax) {
+  const int32_t bits = order::bits_of(amax);
+  if (bits == 0 || bits >= order::kInfinityBits) return 1.f;
+  const int32_t exponent = 262 - (bits + 0x1fffff) / 0x800000;
+  return order::from_bits((exponent < 254 ? exponent : 254) * 0x800000);
+}
+TILEMOE_HOST_DEVICE float inverse_of_power(float factor) {
+  const int32_t bits = 0x7f000000 - order::bits_of(factor);
+  return order::from_bits(bits > 0 ? bits : 0x400000);  // 2^-127 is not normal
+}
+
 // Rounds to nearest, ties to even. What is past 448 becomes 448, NaN 0x7f.
 TILEMOE_HOST_DEVICE uint8_t to_e4m3(float x) {
   const auto bits = static_cast<uint32_t>(order::bits_of(x));

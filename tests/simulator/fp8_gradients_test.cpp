@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/fp8.h"
+#include "core/numbers.h"
 #include "cuda/ops/table.h"
 #include "cuda/plan.h"
 #include "fp8_gradients_support.h"
@@ -36,6 +38,19 @@ class Fp8Gradients : public testing::Test {
     expect_equal(got, expected(c), c);
   }
 };
+
+// The maxima are all numbers of 16 bits, infinity included.
+TEST(Fp8Factors, NeedNoDivisionsForPowersOfTwo) {
+  const auto check = [](float amax, tilemoe_dtype dtype) {
+    const float factor = fp8_power_factor(amax);
+    ASSERT_EQ(factor, fp8_factor(amax, largest_of(dtype), true)) << amax;
+    ASSERT_EQ(inverse_of_power(factor), 1.f / factor) << amax;
+  };
+  for (uint32_t bits = 0; bits <= 0x7f80; ++bits)
+    check(to_float(BFloat16{static_cast<uint16_t>(bits)}), TILEMOE_BFLOAT16);
+  for (uint32_t bits = 0; bits <= 0x7c00; ++bits)
+    check(to_float(Float16{static_cast<uint16_t>(bits)}), TILEMOE_FLOAT16);
+}
 
 // Each row of the table, by a case that is made of it.
 TEST_F(Fp8Gradients, HaveTheBitsOfTheCpu) {

@@ -79,7 +79,8 @@ class GradientCodes {
     const int32_t own_row = row + static_cast<int32_t>(lane % 2 * 8);
     if (own_row < row_end) {
       const int64_t of_part = (lane & 2) != 0 ? params.rows : 0;
-      params.scales[(of_part + own_row) * params.scale_stride + column / kFp8Tile] = 1.f / own;
+      params.scales[(of_part + own_row) * params.scale_stride + column / kFp8Tile] =
+          params.power_of_two ? inverse_of_power(own) : 1.f / own;
     }
     const int32_t to = column + static_cast<int32_t>(lane % 4 * 16);
     const uint32_t place = Slice::place_of_16(lane);
@@ -125,7 +126,8 @@ class GradientCodes {
     own = ptx::max_magnitude(own, __shfl_xor_sync(kAllLanes, other, 2), Element());
     own = ptx::max_magnitude(own, __shfl_xor_sync(kAllLanes, own, 1), Element());
     const float2 two = unpack(own, Element());
-    return fp8_factor(fabsf((lane & 1) != 0 ? two.y : two.x), params.largest, params.power_of_two);
+    const float amax = fabsf((lane & 1) != 0 ? two.y : two.x);
+    return params.power_of_two ? fp8_power_factor(amax) : fp8_factor(amax, params.largest, false);
   }
 
   // The codes of 16 columns of a row.
