@@ -4,7 +4,7 @@
 //
 //   warp 0     loads tokens: eight places, one for each k block of a chunk
 //   warp 1     loads the weight, half of each stage for both CTAs of the cluster
-//   consumers  multiply a chunk with 128 experts, then with the next 128, and add its sums
+//   consumers  multiply a chunk with 128 experts, then with the other 128, and add its sums
 #pragma once
 
 #include <cstdint>
@@ -59,6 +59,14 @@ __device__ __forceinline__ Tile one_of_two(Tile tile, int32_t which) {
   return tile;
 }
 
+// Whether a CTA multiplies the second of its two tiles first: every other cluster, so that at a time
+// half of the clusters read other experts from L2 than the rest.
+template <class Gemm>
+__device__ __forceinline__ bool begins_with_second(const typename Gemm::Params& params,
+                                                   const Tile& two) {
+  return two.m_block / params.order.n_blocks % 2 == 1 && one_of_two(two, 1).n_block < params.tiles;
+}
+
 template <class Gemm>
 __device__ __forceinline__ void load_tokens(const typename Gemm::Params& params,
                                             const typename Gemm::TokenRing& ring, uint32_t shared) {
@@ -82,9 +90,10 @@ __device__ __forceinline__ void load_weight(const typename Gemm::Params& params,
   typename Gemm::Weight weight(params.weight, 0);
   typename Gemm::Order order(params.order);
   typename Gemm::WeightRing::Position at;
-  for (Tile two; order.next(two);)
+  for (Tile two; order.next(two);) {
+    const int32_t first = begins_with_second<Gemm>(params, two) ? 1 : 0;
     for (int32_t which = 0; which < Gemm::kTiles; ++which) {
-      const Tile tile = one_of_two(two, which);
+      const Tile tile = one_of_two(two, which ^ first);
       if (tile.n_block >= params.tiles) break;
       weight.begin(tile);
       for (int32_t block = 0; block < tile.k_blocks * params.terms; ++block, at.advance()) {
@@ -93,6 +102,7 @@ __device__ __forceinline__ void load_weight(const typename Gemm::Params& params,
         weight.load(shared + at.stage * Gemm::WeightBlock::kBytes, ring.full(at.stage), block);
       }
     }
+  }
 }
 
 // One consumer: 64 tokens.
@@ -190,11 +200,13 @@ class KeptTokensConsumer {
     const int32_t row = tile.row_begin + first_row_ + Shape::fragment_row(0);
     const int32_t column = one_of_two(tile, 0).n_block * Shape::BLOCK_N;
     const int32_t batches = (has_second ? 2 : 1) * Shape::BLOCK_N / kBatchColumns;
+    // The sums are in the order of the MMAs.
+    const int32_t flip = begins_with_second<Gemm>(params_, tile) ? Shape::BLOCK_N : 0;
     if (row >= params_.output.T) return;
 #pragma unroll 1
     for (int32_t batch = 0; batch < batches; ++batch) {
       params_.output.store(reinterpret_cast<float(&)[kBatch]>(sum_[0]), row,
-                           column + batch * kBatchColumns);
+                           column + (batch * kBatchColumns ^ flip));
 #pragma unroll
       for (int later = kBatch; later < Gemm::kTiles * kNumbers; ++later)
         sum_[later - kBatch] = sum_[later];
