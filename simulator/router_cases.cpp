@@ -314,6 +314,7 @@ const std::vector<RouterCase>& router_cases() {
       logits_case("few-in-chunks", {.T = 20, .E = 40, .K = 1, .twice = true}, 1096),
       logits_case("many", {.T = 500, .E = 70, .K = 1}, 584),
       logits_case("two-tiles", {.T = 250, .E = 330, .K = 1}, 1096),
+      logits_case("two-tiles-alone", {.T = 250, .E = 336, .K = 1}, 1088),
       logits_case("of-terms", {.T = 150, .E = 37, .K = 1}, 536, DType::kFloat32),
       rounded_case("nearest", {.T = 90, .E = 7, .K = 3}, Rounding::kNearest, 16),
       rounded_case("nearest-ties", {.T = 90, .E = 7, .K = 3, .ties = true}, Rounding::kNearest, 16),

@@ -25,6 +25,9 @@ TEST(CudaRouterLogits, AreExactOnWholeNumbers) {
     expect_whole_logits(memory, {.T = T, .E = 130, .d = 600, .logits = kBF16, .padded = true});
     expect_whole_logits(memory, {.T = T, .E = 130, .d = 600, .weight = kF32, .padded = true});
   }
+  for (const int64_t d : {584, 1088})
+    for (const int64_t E : {248, 328})
+      expect_whole_logits(memory, {.T = 32768, .E = E, .d = d, .logits = kBF16});
 }
 
 TEST(CudaRouterLogits, HaveAllBitsOfAFloat32Weight) {
@@ -43,6 +46,10 @@ TEST(CudaRouterLogits, DependOnNoOtherToken) {
   // On sm90 a CTA has two tiles of the same tokens, or one without a second (132 SMs).
   expect_same_bits(memory, {.T = 32768, .E = 200, .d = 1096, .weight = kF32, .biased = true},
                    sizes);
+  // Rows of logits by 16 bytes, in pairs of CTAs and alone.
+  for (const int64_t d : {584, 1088})
+    for (const int64_t E : {248, 328})
+      expect_same_bits(memory, {.T = 32768, .E = E, .d = d, .logits = kBF16}, sizes);
   for (const DType weight : {kBF16, kF32})
     expect_same_bits(memory, {.T = 8192, .E = 330, .d = 1096, .weight = weight}, {1, 700, 5000});
 }

@@ -51,6 +51,12 @@ TEST_P(SimulatedLogits, AreExactOnWholeNumbers) {
     expect_whole_logits(memory,
                         {.T = 250, .E = 330, .d = d, .x = kF16, .weight = kF16, .biased = true});
   expect_whole_logits(memory, {.T = 500, .E = 250, .d = 1096, .weight = kF32, .padded = true});
+  // Rows of logits by 16 bytes, in pairs of CTAs and, if rows are whole lines, alone.
+  for (const int64_t T : {280, 500})
+    for (const int64_t d : {584, 1088})
+      expect_whole_logits(memory,
+                          {.T = T, .E = 328, .d = d, .x = kF16, .weight = kF16, .logits = kF16});
+  expect_whole_logits(memory, {.T = 500, .E = 200, .d = 1096, .logits = kBF16});
   expect_whole_logits(memory, {.T = 300, .E = 330, .d = 72, .weight = kF32});
   expect_whole_logits(memory, {.T = 600, .E = 1, .d = 520});
   expect_whole_logits(memory, {.T = 40, .E = 130, .d = 536, .weight = kF32, .padded = true});
@@ -71,6 +77,7 @@ TEST_P(SimulatedLogits, DependOnNoOtherToken) {
   expect_same_bits(memory, {.T = 500, .E = 150, .d = 536, .logits = kBF16, .biased = true},
                    {1, 40});
   expect_same_bits(memory, {.T = 300, .E = 330, .d = 1096}, {1, 129});
+  expect_same_bits(memory, {.T = 300, .E = 328, .d = 1088, .logits = kBF16}, {1, 129});
   expect_same_bits(memory, {.T = 500, .E = 250, .d = 1608, .biased = true}, {1, 60, 300});
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/core/launch.h"
+#include "cuda/gemm/epilogue/store_threads.h"
 #include "cuda/gemm/sm90.h"
 #include "cuda/ops/logit_chunks.h"
 #include "cuda/ptx/address.h"
@@ -29,14 +30,16 @@ struct KeptTokensGemm {
   static constexpr int kThreads = sm90::kBlockThreads;
   static constexpr int kSmsPerCluster = Shape::kCluster;
   static constexpr int kTiles = 2;  // of a CTA, at a time
+  using Store = StoreByThreads<Shape, typename Shape::Element, 32>;
 
   struct Params {
     typename Tokens::Params tokens;
     typename Weight::Params weight;
     typename Order::Params order;
     Output output;
-    int32_t tiles;  // across the experts
-    int32_t terms;  // k blocks of the weight for each of the tokens, which Tile::k_blocks counts
+    typename Store::Output rows;  // the logits, if `output` need not store them
+    int32_t tiles;                // across the experts
+    int32_t terms;                // k blocks of the weight for each of the tokens' k_blocks
   };
 
   static constexpr int kReadingWarps = sm90::kConsumers * sm90::kWarpgroup / kWarp;
@@ -193,20 +196,36 @@ class KeptTokensConsumer {
     ptx::wgmma_commit();
   }
 
+  // The sums are in the order of the MMAs.
+  __device__ __forceinline__ void store(const Tile& tile, bool has_second) {
+    const int32_t first = begins_with_second<Gemm>(params_, tile) ? 1 : 0;
+    const int32_t row = tile.row_begin + first_row_, column = column_of(tile, first);
+    if (params_.rows.columns == 0) return store_batches(row, column, has_second);
+    store_rows<0>(row, column);
+    if (has_second) store_rows<1>(row, column_of(tile, first ^ 1));
+  }
+  __device__ static int32_t column_of(const Tile& tile, int32_t which) {
+    return one_of_two(tile, which).n_block * Shape::BLOCK_N;
+  }
+
+  template <int kWhich>
+  __device__ __forceinline__ void store_rows(int32_t row, int32_t column) const {
+    store_fragment<Shape::BLOCK_N>(typename Gemm::Store(0, 0), params_.rows, 0, row,
+                                   params_.output.T, 0, column,
+                                   [&](int i) { return sum_[kWhich * kNumbers + i]; });
+  }
+
   // Registers have constant numbers, so the other columns move down after each batch: unrolled, the
   // stores are 140 KiB of instructions.
-  __device__ __forceinline__ void store(const Tile& tile, bool has_second) {
+  __device__ __forceinline__ void store_batches(int32_t row, int32_t column, bool has_second) {
     constexpr int kBatchColumns = 32, kBatch = kBatchColumns / 2;
-    const int32_t row = tile.row_begin + first_row_ + Shape::fragment_row(0);
-    const int32_t column = one_of_two(tile, 0).n_block * Shape::BLOCK_N;
     const int32_t batches = (has_second ? 2 : 1) * Shape::BLOCK_N / kBatchColumns;
-    // The sums are in the order of the MMAs.
-    const int32_t flip = begins_with_second<Gemm>(params_, tile) ? Shape::BLOCK_N : 0;
+    row += Shape::fragment_row(0);
     if (row >= params_.output.T) return;
 #pragma unroll 1
     for (int32_t batch = 0; batch < batches; ++batch) {
       params_.output.store(reinterpret_cast<float(&)[kBatch]>(sum_[0]), row,
-                           column + (batch * kBatchColumns ^ flip));
+                           column ^ batch * kBatchColumns);
 #pragma unroll
       for (int later = kBatch; later < Gemm::kTiles * kNumbers; ++later)
         sum_[later - kBatch] = sum_[later];

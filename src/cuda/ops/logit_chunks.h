@@ -150,7 +150,8 @@ struct LogitsCall {
   int terms;              // of the weight
   const Cut& cut;
   Output output;
-  float4* sums;  // of chunks, unless they are in registers
+  tilemoe_tensor rows;  // the logits, if they can be stored by 16 bytes without a bias; or absent
+  float4* sums;         // of chunks, unless they are in registers
   Counter* counters;
   void* stream;
 

@@ -122,6 +122,9 @@ void router_logits(const tilemoe_router_logits_args& args, bool (*has_wgmma)()) 
   const logits::LogitsScratch scratch(cut, T, E, d, terms, sms, layout);
   const auto bytes = static_cast<int64_t>(tilemoe_dtype_size(args.logits.dtype));
   const int64_t row_stride = T > 1 ? args.logits.stride[0] : 0;
+  const auto place = reinterpret_cast<uintptr_t>(args.logits.data);
+  const bool by_16_bytes = args.logits.dtype == args.X.dtype && !present(args.bias) && E % 8 == 0 &&
+                           row_stride % 8 == 0 && place % 16 == 0;
   const logits::LogitsCall call{
       .X = args.X,
       .weight =
@@ -135,8 +138,8 @@ void router_logits(const tilemoe_router_logits_args& args, bool (*has_wgmma)()) 
                  .logits = args.logits.data,
                  .dtype = args.logits.dtype,
                  .row_stride = row_stride,
-                 .by_two = E % 2 == 0 && row_stride % 2 == 0 &&
-                           reinterpret_cast<uintptr_t>(args.logits.data) % (2 * bytes) == 0},
+                 .by_two = E % 2 == 0 && row_stride % 2 == 0 && place % (2 * bytes) == 0},
+      .rows = by_16_bytes ? args.logits : tilemoe_tensor{},
       .sums = scratch.sums,
       .counters = scratch.counters,
       .stream = args.stream};

@@ -131,15 +131,16 @@ void launch(const LogitsCall& call) {
 
 constexpr TileConfiguration kWidePair{kWide.block_m, kWide.block_n, Schedule::kCooperative, 2};
 
-template <class Element>
+template <class Element, TileConfiguration kTile>
 void launch_kept_tokens(const LogitsCall& call) {
-  using Shape = sm90::TileShape<SixteenBit<Element>, kWidePair>;
+  using Shape = sm90::TileShape<SixteenBit<Element>, kTile>;
   using Gemm = KeptTokensGemm<Shape, ChunkBoxes<Shape, true>, ChunkBoxes<Shape, false>>;
   typename Gemm::Params params{
       .tokens = Gemm::Tokens::params(call.X, kChunkColumns, false),
       .weight = Gemm::Weight::params(call.weight, kChunkColumns * call.terms, false),
       .order = call.order<typename Gemm::Order>(),
       .output = call.output,
+      .rows = Gemm::Store::output(call.rows, 1, call.output.E),
       .tiles = static_cast<int32_t>(call.cut.n_blocks),
       .terms = call.terms};
   params.order.k_blocks /= call.terms, params.order.last_k_blocks /= call.terms;
@@ -161,11 +162,23 @@ bool keeps_tokens(const LogitsCall& call) {
          2 * rounds(blocks_of(call.cut.n_blocks, 2)) <= rounds(call.cut.n_blocks);
 }
 
+// Whether CTAs that keep tokens are faster alone, out of step: if a CTA has many tiles one after
+// another, unless rows that are not whole lines of L2 make it load too much.
+bool keeps_tokens_alone(const LogitsCall& call) {
+  constexpr int64_t kLine = 128;
+  const auto is_whole = [](const tilemoe_tensor& rows) {
+    return rows.stride[0] * static_cast<int64_t>(tilemoe_dtype_size(rows.dtype)) % kLine == 0;
+  };
+  return call.cut.n_blocks > 2 && is_whole(call.X) && is_whole(call.weight);
+}
+
 }  // namespace
 
 void launch_sm90(const LogitsCall& call) {
   with_element(call.X.dtype, [&]<class Element>() {
-    if (keeps_tokens(call)) return launch_kept_tokens<Element>(call);
+    if (keeps_tokens(call))
+      return keeps_tokens_alone(call) ? launch_kept_tokens<Element, kWide>(call)
+                                      : launch_kept_tokens<Element, kWidePair>(call);
     if (call.cut.tile == kWide) return launch<Element, kWidePair>(call);
     return launch<Element, kNarrow>(call);
   });
