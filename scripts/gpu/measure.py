@@ -8,7 +8,8 @@
 The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
 one GPU, and one with several GPUs the parts of several. A part ends within 10 minutes; a part that
 would not end within --seconds is not started. `recipes` needs three calls on one GPU; on several,
-if it is named, each GPU runs one of its trainings at a time. An item whose line in
+if it is named, each GPU runs one of its trainings at a time. With CUDA_VISIBLE_DEVICES, commands
+that share a machine measure on their own GPUs at the same time. An item whose line in
 benchmarks/results has the hash of the present sources is current and is skipped, so that an
 interrupted command continues after --merge. The build and the wheel must be of the present sources.
 
@@ -190,7 +191,8 @@ def measure(part, machine, facts, work, results, output, environment, end, again
 
     at_once = max(len(machine.gpus), 1) if part.spreads else AT_ONCE.get(part.name, 1)
     free = queue.SimpleQueue()  # numbers of GPUs, if the part spreads its items over them
-    for gpu in range(at_once):
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    for gpu in visible.split(",") if visible and part.spreads else range(at_once):
         free.put(gpu)
     items = [item for item in items if item.name not in current]
     with ThreadPoolExecutor(at_once) as pool:

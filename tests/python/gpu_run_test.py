@@ -394,8 +394,7 @@ class GpuRun(StandIns):
                 for item in items:
                     self.assertIn("NCCL_NVLS_ENABLE=0", item.command)
                     self.assertIn("TORCH_SYMM_MEM_DISABLE_MULTICAST=1", item.command)
-                    if item.name != "fp8-shards":
-                        self.assertIsNone(item.missing, item.name)
+                    self.assertIsNone(item.missing, item.name)
             after = lambda item, word: item.command[item.command.index(word) + 1]
             found = {after(item, "--world") for item in of["parallel"]}
             self.assertEqual(found, set(worlds))
@@ -410,14 +409,13 @@ class GpuRun(StandIns):
             for item in items:
                 alone = name == "fsdp" and (item.name == "corpus" or "-1-gpus" in item.name)
                 self.assertEqual(item.missing is None, alone, item.name)
-                self.assertIn(item.missing, (None, stages.ONE_GPU, several_gpus.NO_FP8_SHARDS))
+                self.assertIn(item.missing, (None, stages.ONE_GPU))
 
-    def test_scenarios_of_a_recipe_run_once_they_exist(self):
-        file = self.folder / "distributed_worker.py"
-        file.write_text("import fp8_of_another\n\nSCENARIOS = {\n    fsdp: (2,),\n}\n")
-        self.assertEqual(several_gpus.scenarios_of(file, "fp8"), [])
-        file.write_text("\nSCENARIOS = {\n    fsdp: (2,),\n    fsdp_of_fp8_shards: (2,),\n}\n")
-        self.assertEqual(several_gpus.scenarios_of(file, "fp8"), ["fsdp_of_fp8_shards"])
+    def test_cases_of_shards_pass_or_are_named(self):
+        said = 'a warning\n{"frozen": null, "writes": null}\n[rank0] another\n'
+        self.assertEqual(several_gpus.passed_cases(said), {"frozen": "passed", "writes": "passed"})
+        with self.assertRaisesRegex(ValueError, "failed: writes"):
+            several_gpus.passed_cases('{"frozen": null, "writes": "why"}')
 
     def test_a_training_that_does_not_fit_has_no_result(self):
         file = self.folder / "one.jsonl"

@@ -220,9 +220,9 @@ class Spread(unittest.TestCase):
     HELPER = "sleep 0.3; touch made"
     ITEM = """[ -e made ] || exit 3
 touch on-$CUDA_VISIBLE_DEVICES
-for i in $(seq 100); do [ -e on-0 ] && [ -e on-1 ] && exit; sleep 0.1; done; exit 4"""
+for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exit 4"""
 
-    def measured(self, gpus, left, items=("a", "b"), **of_part):
+    def measured(self, gpus, left, items=("a", "b"), visible=None, **of_part):
         folder = temporary(self)
         report = lambda _: [records.Measurement("recipes/x", "a GPU", {}, "0123456", {})]
 
@@ -239,13 +239,17 @@ for i in $(seq 100); do [ -e on-0 ] && [ -e on-1 ] && exit; sleep 0.1; done; exi
         output = measure.Output(folder / "out")
         self.addCleanup(output.log.close)
         failed = measure.measure(part, machine, facts, folder, measure.Results(folder), output,
-                                 dict(os.environ), time.monotonic() + left, False)
+                                 os.environ | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
+                                 time.monotonic() + left, False)
+        self.gpus = sorted(path.name for path in folder.glob("on-*"))
         return failed, {one.values["item"] for one in output.lines}
 
     def test_items_run_at_a_time_on_their_own_gpus(self):
-        failed, measured = self.measured(2, 60, spreads=True)
-        self.assertEqual(failed, [])
-        self.assertEqual(measured, {"recipes/corpus", "recipes/a", "recipes/b"})
+        for visible, gpus in ((None, ["on-0", "on-1"]), ("3,2", ["on-2", "on-3"])):
+            failed, measured = self.measured(2, 60, visible=visible, spreads=True)
+            self.assertEqual(failed, [])
+            self.assertEqual(measured, {"recipes/corpus", "recipes/a", "recipes/b"})
+            self.assertEqual(self.gpus, gpus)
 
     def test_an_item_without_time_is_not_started(self):
         failed, measured = self.measured(2, 14, spreads=True)

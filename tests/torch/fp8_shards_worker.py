@@ -1,8 +1,9 @@
 """A process of fp8_shards_test.py: layers with recipe="fp8" whose parameters are sharded by FSDP-2, or
 whose experts are on several ranks, against the whole layer. The first process prints, as JSON, the
-error of each case, or null.
+error of each case, or null. Words: names of cases; without names, all.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -47,7 +48,7 @@ def model(**how):
 
 def batch(number):
     generator = torch.Generator().manual_seed(number)
-    return torch.randn(T, d, generator=generator).bfloat16()
+    return torch.randn(T, d, generator=generator, device="cpu").bfloat16().to(MESH.device_type)
 
 
 def backward(made, number, share=1):
@@ -170,7 +171,7 @@ def mixed_precision():
     whole = model(dtype=torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     parts = sharded(model(dtype=torch.float32), mp_policy=policy)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(MESH.device_type, torch.bfloat16):
         for number in range(2):
             backward(whole, number, 2)
     backward(parts, dist.get_rank())
@@ -196,7 +197,7 @@ def saved_and_loaded():
 def from_meta():
     with torch.device("meta"):
         parts = sharded(Model())
-    parts.to_empty(device="cpu")
+    parts.to_empty(device=MESH.device_type)
     with torch.no_grad():
         for a, b in zip(model().parameters(), parts.parameters(), strict=True):
             b.to_local().copy_(a.chunk(2)[dist.get_rank()])
@@ -250,7 +251,7 @@ def forward_alone():
 
 def spread(dtype=torch.bfloat16, shards=False, **how):
     """Experts on two ranks, whose own codes each rank makes."""
-    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "ep"))
+    mesh = init_device_mesh(MESH.device_type, (1, 2), mesh_dim_names=("dp", "ep"))
     whole = model(dtype=dtype, **how).layers[0]
     torch.manual_seed(3)
     made = tilemoe.MoE(d, n, E, K, dtype=dtype, recipe="fp8", expert_mesh=mesh["ep"], **how)
@@ -301,12 +302,19 @@ CASES = {
 
 def main():
     global MESH
-    dist.init_process_group("gloo")
-    MESH = init_device_mesh("cpu", (dist.get_world_size(),))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("names", nargs="*", metavar="case")
+    options = parser.parse_args()
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.set_default_device(options.device)
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    MESH = init_device_mesh(options.device, (dist.get_world_size(),))
     torch.use_deterministic_algorithms(True)
     found = {}
     for name, case in CASES.items():
-        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+        if options.names and name not in options.names:
             continue
         error = None
         try:
