@@ -77,8 +77,9 @@ def measured(one, *others, shown=SHOWN):
     said = [f"{name} {versions[name]}" for name in shown if name in versions]
     known, ours = versions.get("tilemoe"), f"commit {one.commit[:7]}"
     ours = f"TileMoE {known} ({ours})" if known else f"TileMoE at {ours}"
-    device = f"one {one.device}" if one.device.startswith("NVIDIA") else one.device
-    return ", ".join([f"Measured on {device}", ours, *said])
+    devices = dict.fromkeys(f"one {each.device}" if each.device.startswith("NVIDIA") else each.device
+                            for each in (one, *others))  # fmt: skip
+    return ", ".join([f"Measured on {' and '.join(devices)}", ours, *said])
 
 
 def source(file, one, *others, note=""):
@@ -113,10 +114,7 @@ def sizes():
              for file in ("peers", "kernels", "router")
              for name in [one.split("/")[1] for one in Results(file).all]
              if name in LAYERS["cuda"]}  # fmt: skip
-    for file, name in (("adapters", "bench/qwen3-30b/tilemoe"),
-                       ("expert_parallel", "expert-parallel/k2/own")):  # fmt: skip
-        if name in (found := Results(file).all):
-            shown[name.split("/")[1]] = found[name].values
+    shown["qwen3-30b"] = Results("adapters").all["bench/qwen3-30b/tilemoe"].values
     shown["CPU"] = next(iter(Results("cpu_layer").all.values())).values
     return section(
         "Sizes",
@@ -496,7 +494,7 @@ def expert_parallel():
         "T tokens per GPU, time of the slowest rank; an all-gather sends "
         f"{links.median('all_gather_gb_per_s'):.0f} GB/s per GPU.",
         table(header, rows),
-        source("expert_parallel", of["own"], titan),
+        source("expert_parallel", of["own"], titan, list(found.values())[-1]["own"]),
     )  # fmt: skip
 
 
@@ -894,13 +892,13 @@ def layers_of_ranks():
                      f"{100 * step(of_two) / step(ours):.0f} %" if of_two else ""])  # fmt: skip
     if not rows:
         return ""
-    one = next(iter(found.values()))
+    one, *_, last = [*found.values()] * 2
     return "\n".join([
         "### Speed", "",
         paragraph("Forward and backward of a layer with the default memory, T tokens per GPU:"), "",
         table("layer | T | GPUs | ms | vs torchtitan's all-to-all | fastest, ms | "
               "peak, GiB: TileMoE, torchtitan | speed / that on 2 GPUs", rows), "",
-        paragraph(f"{measured(one['lossless'], one['torchtitan'])}; "
+        paragraph(f"{measured(one['lossless'], one['torchtitan'], last['lossless'])}; "
                   "[more](results.md#expert-parallelism)."), "",
     ]) + "\n"  # fmt: skip
 

@@ -379,7 +379,7 @@ PARTS = {part.name: part for part in (
     Part("parallel", "expert_parallel", 250, RANKS, in_order("parallel"), r"^expert-parallel/",
          gpus=2),
     Part("fsdp", "pretrain", 240, TRAINING, in_order("fsdp"), KEPT, gpus=2),
-    tests("ranks", 200, gpus=2), tests("two-gpus", 180, gpus=2),
+    tests("ranks", 420, gpus=2), tests("two-gpus", 180, gpus=2),
     tests("test", 240), tests("torch", 400), tests("sizes", 120), tests("one-gpu-ranks", 130),
     tests("repeat", 60), tests("ptx", 60), tests("huge", 140),
     *(tests(f"sanitize-{i}", 240) for i in range(1, 5)),

@@ -7,6 +7,10 @@ namespace {
 
 constexpr DType kF32 = DType::kFloat32, kF16 = DType::kFloat16, kBF16 = DType::kBFloat16;
 
+// On sm90 (132 SMs) a CTA stores rows of two tiles by 16 bytes, in pairs of CTAs and alone.
+constexpr LogitsCase kInPairs{.T = 8704, .E = 248, .d = 584, .logits = kBF16};
+constexpr LogitsCase kAlone{.T = 8192, .E = 328, .d = 576, .logits = kBF16};
+
 TEST(CudaRouterLogits, AreExactOnWholeNumbers) {
   verify::Memory& memory = verify::cuda_memory();
   for (const int64_t T : {0, 1, 17, 300, 3000})
@@ -25,9 +29,8 @@ TEST(CudaRouterLogits, AreExactOnWholeNumbers) {
     expect_whole_logits(memory, {.T = T, .E = 130, .d = 600, .logits = kBF16, .padded = true});
     expect_whole_logits(memory, {.T = T, .E = 130, .d = 600, .weight = kF32, .padded = true});
   }
-  for (const int64_t d : {584, 1088})
-    for (const int64_t E : {248, 328})
-      expect_whole_logits(memory, {.T = 32768, .E = E, .d = d, .logits = kBF16});
+  expect_whole_logits(memory, kInPairs);
+  expect_whole_logits(memory, kAlone);
 }
 
 TEST(CudaRouterLogits, HaveAllBitsOfAFloat32Weight) {
@@ -46,10 +49,8 @@ TEST(CudaRouterLogits, DependOnNoOtherToken) {
   // On sm90 a CTA has two tiles of the same tokens, or one without a second (132 SMs).
   expect_same_bits(memory, {.T = 32768, .E = 200, .d = 1096, .weight = kF32, .biased = true},
                    sizes);
-  // Rows of logits by 16 bytes, in pairs of CTAs and alone.
-  for (const int64_t d : {584, 1088})
-    for (const int64_t E : {248, 328})
-      expect_same_bits(memory, {.T = 32768, .E = E, .d = d, .logits = kBF16}, sizes);
+  expect_same_bits(memory, kInPairs, {1, 700, 5000});
+  expect_same_bits(memory, kAlone, {1, 700, 5000});
   for (const DType weight : {kBF16, kF32})
     expect_same_bits(memory, {.T = 8192, .E = 330, .d = 1096, .weight = weight}, {1, 700, 5000});
 }

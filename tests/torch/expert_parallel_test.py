@@ -1,6 +1,7 @@
 """Experts spread over one, two and four processes on this machine (gloo): the processes run every
 scenario once; each is a test here."""
 
+import functools
 import pathlib
 import re
 
@@ -122,7 +123,7 @@ def test_the_model_of_chunks(layer, ranks):
     assert exposed(1) == pytest.approx(whole)
     best = cost.best_chunks(T, *sizes, ranks, 2)
     assert exposed(best) == min(map(exposed, range(1, 9)))
-    assert best == 1 if ranks == 2 else exposed(best) < 0.8 * exposed(1)
+    assert best == 1 if ranks < 8 else exposed(best) < 0.95 * exposed(1)
     assert cost.best_chunks(64, *sizes, ranks, 2) == 1
     assert exposed(64, T=64) > exposed(1, T=64)
     given = dict(zip(("T", "d", "n", "E", "K"), (T, *sizes)), ranks=ranks)
@@ -136,13 +137,17 @@ def test_the_model_of_chunks(layer, ranks):
 
 
 def test_the_model_of_pulling(monkeypatch):
-    """Few experts per token are pulled, many gathered; "auto" uses it if all is on one host."""
+    """Where reading is fast, few experts per token are pulled, many gathered; "auto" uses it if all
+    is on one host."""
     best_way, Way = cost.best_way, cost.Way
     few, many = (32768, 4096, 3072, 64, 2), (32768, *REAL["qwen3-235b"])
+    assert best_way(*few, 4, 2, 1) == Way(1, False)
+    fast = cost.Rates(pull_gb_per_s=330)
     for chunks in (1, 4):
-        assert best_way(*few, 4, 2, chunks) == Way(1, True)
-    assert best_way(*many, 4, 2, 4) == best_way(*few, 1, 2, 4) == Way(4, False)
+        assert best_way(*few, 4, 2, chunks, fast) == Way(1, True)
+    assert best_way(*many, 2, 2, 1, fast) == Way(1, False) == best_way(*few, 1, 2, 1, fast)
     assert cost.pull_ms(*few, 4, 2) < 0.6 * cost.pull_ms(*many, 4, 2)
+    monkeypatch.setattr(cost, "best_way", functools.partial(best_way, rates=fast))
     options = Options(dispatch="auto", chunks=4)
     for local, world, way in (("4", "4", Way(1, True)), ("4", "8", Way(4, False))):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
@@ -161,14 +166,14 @@ def test_the_model_chooses_what_was_fast_on_gpus():
     file = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "expert_parallel.jsonl"
     layers = {}
     for one in records.read(file):
-        layer, way = one.name.split("/")[1:]
+        layer, way = one.name.split("/", 1)[1].rsplit("/", 1)
         layers.setdefault(layer, {})[way] = one
     for layer, ways in layers.items():
         of = ways["serial"].values
         best = cost.best_chunks(*(of[letter] for letter in "TdnEK"), of["ranks"], 2)
-        chosen = ways["serial" if best == 1 else f"chunks-{best}"].median("step_ms")
+        assert best == 1, layer  # other chunks were measured by what the model chose then
         others = [one.median("step_ms") for way, one in ways.items() if way.startswith("chunks-")]
-        assert chosen <= 1.05 * min(others), layer
+        assert ways["serial"].median("step_ms") <= 1.05 * min(others), layer
     assert len(layers) >= 3
 
 

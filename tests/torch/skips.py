@@ -85,6 +85,7 @@ def expected(without=()):
         "capacity_test.py::test_from_logits_too",
         "capacity_test.py::test_past_it_pairs_are_dropped_on_request",
         "functional_test.py::test_gpt_oss_form",
+        "gemms_test.py::test_bits_are_those_of_the_layer_with_a_gate_in_float32",
         "huggingface_test.py::test_a_model_as_its_files_have_it",
         "module_test.py::test_gpt_oss_form", "operators_test.py::test_a_type_that_no_kernel_has",
         "operators_test.py::test_other_devices_are_refused",

@@ -41,21 +41,21 @@ class Way(NamedTuple):
 class Rates(NamedTuple):
     """Rates of the GPUs of a host.
 
-    The defaults are from NCCL on four H200 of one host (all-gathers and all-to-alls of 32768 and
-    4096 rows of 4096 bfloat16) and from a layer of 128 experts on one H200.
-    benchmarks/expert_parallel.py measures the rates of another host.
+    The defaults are from NCCL on four H100 of one host (all-gathers and all-to-alls of 32768 rows
+    of 4096 bfloat16) and from layers on two and four of them
+    (benchmarks/results/expert_parallel.jsonl). benchmarks/expert_parallel.py measures the rates of
+    another host.
     """
 
-    gather_gb_per_s: float = 330.0  # leave a GPU; 1 GB is 1e9 bytes
-    return_gb_per_s: float = 310.0
+    gather_gb_per_s: float = 324.0  # leave a GPU; 1 GB is 1e9 bytes
+    return_gb_per_s: float = 330.0
     latency_ms: float = 0.06  # latency of a collective
     tflop_per_s: float = 600.0  # of the GEMMs
     # Extra time of each chunk after the first, which the model does not explain: collectives and
-    # GEMMs compete for SMs and memory. About the measured value of two H100 with 2 and 4 chunks of
-    # 32768 tokens.
-    chunk_ms: float = 1.3
-    # Rows of 8 KiB that a GPU reads from the symmetric memory of other GPUs, on four H200.
-    pull_gb_per_s: float = 333.0
+    # GEMMs compete for SMs and memory. On four GPUs, two chunks took 4 to 6 ms more than without it.
+    chunk_ms: float = 5.0
+    # Rows of 8 KiB that a GPU reads from the symmetric memory of other GPUs, in the whole layer.
+    pull_gb_per_s: float = 100.0
     barrier_ms: float = 0.012  # barrier of symmetric memory
     memory_gb_per_s: float = 4000.0  # local memory of a GPU
     packing_ms: float = (
