@@ -3,7 +3,7 @@
 // come from L2 half as often; the running sums of both tiles are in registers.
 //
 //   warp 0     loads tokens: eight places, one for each k block of a chunk
-//   warp 1     loads the weight, half of each stage for both CTAs of the cluster
+//   warp 1     loads the weight; of a pair, each CTA half of each stage for both
 //   consumers  multiply a chunk with 128 experts, then with the other 128, and add its sums
 #pragma once
 
