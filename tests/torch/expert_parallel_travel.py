@@ -170,26 +170,31 @@ def peaks_on_a_cpu(forward, backward):
     return of_forward[-1], max(of_forward), of_forward[-1] + max(of_backward)
 
 
-def settled():
-    """The bytes that are allocated once autograd's thread has let go of what a call before had."""
+def requested(which="current"):
+    """Bytes that were requested of torch's allocator, whose blocks may be up to 1 MiB larger."""
+    return torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
+
+
+def in_use():
+    """The bytes that are in use once autograd's thread has let go of what a call before had."""
     torch.cuda.synchronize()
-    seen = [torch.cuda.memory_allocated()]
+    seen = [requested()]
     while len(seen) < 10 or len(set(seen[-10:])) > 1:
         time.sleep(0.01)
-        seen.append(torch.cuda.memory_allocated())
+        seen.append(requested())
     return seen[-1]
 
 
 def peaks_on_a_gpu(forward, backward):
     peaks = []
-    begin = settled()
+    begin = in_use()
     for call in (forward, backward):
         torch.cuda.reset_peak_memory_stats()
         kept = call()
         torch.cuda.synchronize()
-        peaks.append(torch.cuda.max_memory_allocated() - begin)
+        peaks.append(requested("peak") - begin)
         if call is forward:
-            stays = torch.cuda.memory_allocated() - begin
+            stays = requested() - begin
         del kept
     return stays, *peaks
 
