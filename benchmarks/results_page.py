@@ -892,7 +892,7 @@ def layers_of_ranks():
                      f"{100 * step(of_two) / step(ours):.0f} %" if of_two else ""])  # fmt: skip
     if not rows:
         return ""
-    one, *_, last = [*found.values()] * 2
+    one, last = (list(found.values())[i] for i in (0, -1))
     return "\n".join([
         "### Speed", "",
         paragraph("Forward and backward of a layer with the default memory, T tokens per GPU:"), "",
