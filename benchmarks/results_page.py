@@ -494,7 +494,7 @@ def expert_parallel():
         "T tokens per GPU, time of the slowest rank; an all-gather sends "
         f"{links.median('all_gather_gb_per_s'):.0f} GB/s per GPU.",
         table(header, rows),
-        source("expert_parallel", of["own"], titan, list(found.values())[-1]["own"]),
+        source("expert_parallel", of["own"], titan, *(each["own"] for each in found.values())),
     )  # fmt: skip
 
 
@@ -892,14 +892,14 @@ def layers_of_ranks():
                      f"{100 * step(of_two) / step(ours):.0f} %" if of_two else ""])  # fmt: skip
     if not rows:
         return ""
-    one, last = (list(found.values())[i] for i in (0, -1))
+    one = next(iter(found.values()))
+    compared = one["lossless"], one["torchtitan"], *(of["lossless"] for of in found.values())
     return "\n".join([
         "### Speed", "",
         paragraph("Forward and backward of a layer with the default memory, T tokens per GPU:"), "",
         table("layer | T | GPUs | ms | vs torchtitan's all-to-all | fastest, ms | "
               "peak, GiB: TileMoE, torchtitan | speed / that on 2 GPUs", rows), "",
-        paragraph(f"{measured(one['lossless'], one['torchtitan'], last['lossless'])}; "
-                  "[more](results.md#expert-parallelism)."), "",
+        paragraph(f"{measured(*compared)}; [more](results.md#expert-parallelism)."), "",
     ]) + "\n"  # fmt: skip
 
 

@@ -38,9 +38,7 @@ def fp8_shards(machine):
     """Train with the fp8 recipe while FSDP-2 gathers quantised shards, and experts on two ranks."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
              TESTS / "fp8_shards_worker.py", "--device", "cuda"]
-    # Without it torch refuses cuBLAS where algorithms have to be deterministic.
-    tool = [*WITHOUT_MULTICAST, "CUBLAS_WORKSPACE_CONFIG=:4096:8"]
-    return machine.torch_item("fp8-shards", words, 150, passed_cases, gpus=2, tool=tool)
+    return item_of(machine, "fp8-shards", words, 150, passed_cases)
 
 
 def passed_cases(output):

@@ -137,8 +137,8 @@ def test_the_model_of_chunks(layer, ranks):
 
 
 def test_the_model_of_pulling(monkeypatch):
-    """Where reading is fast, few experts per token are pulled, many gathered; "auto" uses it if all
-    is on one host."""
+    """If reading is fast, few experts per token are pulled, many gathered; "auto" uses it if all is
+    on one host."""
     best_way, Way = cost.best_way, cost.Way
     few, many = (32768, 4096, 3072, 64, 2), (32768, *REAL["qwen3-235b"])
     assert best_way(*few, 4, 2, 1) == Way(1, False)
@@ -171,7 +171,7 @@ def test_the_model_chooses_what_was_fast_on_gpus():
     for layer, ways in layers.items():
         of = ways["serial"].values
         best = cost.best_chunks(*(of[letter] for letter in "TdnEK"), of["ranks"], 2)
-        assert best == 1, layer  # other chunks were measured by what the model chose then
+        assert best == 1, layer  # "chunks-auto" has the number that the model chose at that time
         others = [one.median("step_ms") for way, one in ways.items() if way.startswith("chunks-")]
         assert ways["serial"].median("step_ms") <= 1.05 * min(others), layer
     assert len(layers) >= 3

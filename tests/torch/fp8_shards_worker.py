@@ -308,6 +308,7 @@ def main():
     options = parser.parse_args()
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # for cuBLAS to be deterministic
     torch.set_default_device(options.device)
     dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
     MESH = init_device_mesh(options.device, (dist.get_world_size(),))
