@@ -106,6 +106,8 @@ def test_the_plans_sizes():
     assert in_fp8[0] - in_fp8[1] == 64 * 2 * 3 * (4 * 128 - (2 * 128 + 8))
     with pytest.raises(ValueError, match="recipe must be bf16, fp8 or fp8_forward in a plan, got"):
         plan(**sizes, ranks=2, recipe="auto")
+    with pytest.raises(NotImplementedError, match="quantised weights require chunks=1"):
+        plan(**wide, ranks=2, recipe="fp8", chunks=2)
     assert "288 pairs" in str(plan(**sizes, ranks=2, capacity_factor=1.5))
 
 

@@ -222,6 +222,7 @@ def plan(
 
     Raises:
         ValueError: A size or an option is wrong.
+        NotImplementedError: The recipe is FP8, and there are several chunks.
 
     Example:
         >>> sizes = dict(T=4096, d=2048, n=768, E=128, K=8, ranks=4)
@@ -241,10 +242,12 @@ def plan(
     width = min(K, E_local)  # of the layer's ids and scores
     C = max(capacity_of(how, N * K, ranks, N * width), 1)
     way = way_of(how, T, d, n, E, K, ranks, dtype)
+    in_fp8 = how.recipe in FP8_RECIPES
+    if in_fp8 and way.chunks > 1:
+        raise NotImplementedError("quantised weights require chunks=1")
     tokens = min(N, C) if way.pulls else N  # received tokens
     numbers = [*rule_of(TOP_K, width, SCORES_GIVEN), *how.numbers[len(RULE) :]]
     like = torch.empty(0, dtype=dtype, device=device)
-    in_fp8 = how.recipe in FP8_RECIPES
     routing, H, of_forward, of_backward, of_dW1 = _library.operators.layer_bytes(
         like, [tokens, E_local, d, n, C], numbers, _CODES if in_fp8 else []
     )
