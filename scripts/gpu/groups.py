@@ -7,15 +7,15 @@ import subprocess
 import threading
 from concurrent.futures import wait
 
-_running = set()
+_running = {}  # program: the signal that ends it
 _starting = threading.Lock()  # held while a program is started and added to _running
 
 
 def _end_with_all(signal_number, _):
     _starting.acquire()  # never released: no program starts after this
-    for process in list(_running):  # a copy: threads may remove their programs
+    for process, ended_by in list(_running.items()):  # a copy: threads may remove their programs
         with contextlib.suppress(ProcessLookupError):  # the process has just ended
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, ended_by)
     os._exit(128 + signal_number)
 
 
@@ -28,10 +28,11 @@ def end_together():
         signal.signal(number, _end_with_all)
 
 
-def run(command, limit_s, environment, before=lambda: None):
+def run(command, limit_s, environment, before=lambda: None, ended_by=signal.SIGKILL):
     """Run a program; return its exit status and its output.
 
-    After `limit_s` seconds the program and its children are killed, and the status is None.
+    After `limit_s` seconds, unless that is None, `ended_by` is sent to the program and its children,
+    and the status is None. A program that ends its own process groups gets SIGTERM.
     `before()` runs while no thread starts a program: a program that starts inherits, for a moment,
     the files that `before()` has open for writing.
     """
@@ -40,16 +41,16 @@ def run(command, limit_s, environment, before=lambda: None):
         process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    errors="replace", start_new_session=True)
-        _running.add(process)
+        _running[process] = ended_by
     try:
         said, _ = process.communicate(timeout=limit_s)
         return process.returncode, said
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, ended_by)
         said, _ = process.communicate()
         return None, said
     finally:
-        _running.discard(process)
+        _running.pop(process, None)
 
 
 def in_order(futures):

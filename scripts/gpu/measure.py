@@ -7,16 +7,21 @@
 
 The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
 one GPU, and one with several GPUs the parts of several. A part ends within 10 minutes; a part that
-would not end within --seconds is not started. `recipes` needs three calls on one GPU; on several,
-if it is named, each GPU runs one of its trainings at a time. With CUDA_VISIBLE_DEVICES, commands
-that share a machine measure on their own GPUs at the same time. An item whose line in
-benchmarks/results has the hash of the present sources is current and is skipped, so that an
-interrupted command continues after --merge. The build and the wheel must be of the present sources.
+would not end within --seconds is not started. `recipes` needs six calls on one GPU; on several, if
+it is named, each GPU runs one of its trainings at a time. An item whose line in benchmarks/results
+has the hash of the present sources is current and is skipped, so that an interrupted command
+continues after --merge. The build and the wheel must be of the present sources.
+
+--side-by-side first measures the parts of one GPU at the same time, each on a GPU of its own, into
+OUT/PART. Also, with CUDA_VISIBLE_DEVICES, commands that share a machine measure on their own GPUs.
+--prepare compiles sonic-moe's kernels and makes the corpora, and measures nothing: the first takes
+five minutes per quack, in the background of other parts.
 
 OUT has two files: measured.jsonl, written after each item, and log.txt, what the programs printed,
 for example the tiles that sonic-moe chose. --peers is a folder of packages (pip install --target):
-sonic-moe with the newest quack, sonic-moe-release with quack 0.3.11, and scattermoe. The exit status
-is 1 if an item failed or was skipped without --seconds being over.
+sonic-moe with the newest quack, sonic-moe-release with quack 0.3.11, and scattermoe. It must be in a
+folder named site-packages, by which quack recognises other packages' functions. The exit status is 1
+if an item failed or was skipped without --seconds being over.
 """
 
 import argparse
@@ -32,6 +37,7 @@ from concurrent.futures import ThreadPoolExecutor
 import groups
 import parts
 import run
+import side_by_side
 from parts import PARTS, ROOT, digest, records
 from stages import AT_ONCE
 
@@ -105,14 +111,22 @@ def plan(results, names):
     return 0
 
 
+def expected(part, results, again, gpus=None):
+    """Return the seconds that the items of a call take which are not current."""
+    current = set() if again else results.current(part)
+    names = measuring(parts.names_of(part, gpus)[0])
+    left = sum(name not in current for name in names) / len(names)
+    return min(part.seconds, part.seconds * part.calls * left)
+
+
 def merge(files, results):
-    """Put measured lines into the results files; return 0."""
+    """Put measured lines into the results files; of lines of one name, the last. Return 0."""
     new = {}
     for file in files:
         for one in records.read(file):
-            new.setdefault(one.values["item"].partition("/")[0], []).append(one)
+            new.setdefault(one.values["item"].partition("/")[0], {})[one.name] = one
     for name, lines in new.items():
-        part = PARTS[name]
+        part, lines = PARTS[name], list(lines.values())
         items, names = {one.values["item"] for one in lines}, {one.name for one in lines}
         kept = [one for one in results.lines(part.file)
                 if one.values.get("item") not in items and one.name not in names]
@@ -168,8 +182,11 @@ class Output:
         self.log.flush()
 
 
-def measure(part, machine, facts, work, results, output, environment, end, again):
-    """Measure the items of a part that are not current; return a sentence for each failure."""
+def measure(part, machine, facts, work, results, output, environment, end, again, prepare=False):
+    """Measure the items of a part that are not current; return a sentence for each failure.
+
+    prepare: Run only the items that measure nothing.
+    """
     folder, failed = work / part.name, []
     folder.mkdir(parents=True, exist_ok=True)
     current = set() if again else results.current(part)
@@ -191,12 +208,11 @@ def measure(part, machine, facts, work, results, output, environment, end, again
 
     at_once = max(len(machine.gpus), 1) if part.spreads else AT_ONCE.get(part.name, 1)
     free = queue.SimpleQueue()  # numbers of GPUs, if the part spreads its items over them
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    for gpu in visible.split(",") if visible and part.spreads else range(at_once):
+    for gpu in visible(environment, at_once) if part.spreads else range(at_once):
         free.put(gpu)
     items = [item for item in items if item.name not in current]
     with ThreadPoolExecutor(at_once) as pool:
-        for helps in (True, False):
+        for helps in (True, False)[: 1 if prepare else 2]:
             group = [item for item in items if (item.name in HELPERS) == helps]
             begun = [pool.submit(result_of, item) for item in group]
             for item, future in zip(group, groups.in_order(begun)):
@@ -217,39 +233,58 @@ def commit_of(wheel):
         return archive.read(names[0]).decode().strip() if names else None
 
 
+def visible(environment, gpus):
+    """Return the GPUs' names in CUDA_VISIBLE_DEVICES."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    return chosen.split(",") if chosen else [str(gpu) for gpu in range(gpus)]
+
+
 def work(args, results):
     """Measure parts on this machine; return the exit status."""
     groups.end_together()
     began = time.monotonic()
+    end = began + args.seconds
     environment = {key: value for key, value in os.environ.items()
                    if key not in ("TILEMOE_ARCH", "TILEMOE_KIT")}
     libraries = (args.programs / "lib").resolve()
     if libraries.is_dir():
         path = [str(libraries), environment.get("LD_LIBRARY_PATH")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, path))
-    place = args.work.resolve()
+    place = args.work = args.work.resolve()
+    args.cache = args.cache.resolve() if args.cache else place
     given = argparse.Namespace(out=place, programs=args.programs, wheel=args.wheel,
                                packages=args.packages)
     machine, facts = run.prepared(given, environment)
     machine.peers = args.peers.resolve() if args.peers else None
+    machine.cache = args.cache
     built = commit_of(args.wheel) if args.wheel else None
     if built not in (None, facts["commit"]):
         sys.exit(f"measure.py: error: the wheel is of commit {built}, the programs are of "
                  f"{facts['commit']}")
     several, output, failed = len(machine.gpus) > 1, Output(args.out), []
-    chosen = args.parts or [name for name, part in PARTS.items() if (part.gpus > 1) == several]
+    chosen = args.parts or [name for name, part in PARTS.items()
+                            if (part.gpus > 1) == several or args.side_by_side and not part.spreads]
+    seconds = {}  # of the parts that are not current
     for part in (PARTS[name] for name in chosen):
         text, done = state(part, results, len(machine.gpus))
         if done and not args.again:
             say(f"{part.name}: {text}")
+        else:
+            seconds[part.name] = expected(part, results, args.again, len(machine.gpus))
+    if args.side_by_side and not args.prepare:
+        alone = {name: of for name, of in seconds.items()
+                 if PARTS[name].gpus == 1 and not PARTS[name].spreads}
+        gpus = visible(environment, len(machine.gpus))
+        failed += side_by_side.measure(alone, gpus, args, environment, end, say)
+        seconds = {name: of for name, of in seconds.items() if name not in alone}
+    for name, of in seconds.items():
+        left = end - time.monotonic()
+        if of > left and not args.prepare:
+            say(f"{name}: not started: {of:.0f} s expected, {max(left, 0):.0f} s left")
             continue
-        left = args.seconds - (time.monotonic() - began)
-        if part.seconds > left:
-            say(f"{part.name}: not started: {part.seconds} s expected, {max(left, 0):.0f} s left")
-            continue
-        say(f"{part.name}: {part.seconds} s expected")
-        failed += measure(part, machine, facts, place, results, output, environment,
-                          began + args.seconds, args.again)
+        say(f"{name}: {of:.0f} s expected")
+        failed += measure(PARTS[name], machine, facts, place, results, output, environment, end,
+                          args.again, args.prepare)
     print("\n".join(failed or ["every item that was started has passed"]))
     return 1 if failed else 0
 
@@ -273,6 +308,10 @@ def parsed():
         help="folder of the results files (default: benchmarks/results)")
     add("--work", type=pathlib.Path, default=ROOT / "build" / "gpu" / "parts",
         help="folder of the programs' files (default: build/gpu/parts)")
+    add("--cache", type=pathlib.Path, help="folder of sonic-moe's compiled kernels (default: --work)")
+    add("--side-by-side", action="store_true",
+        help="measure the parts of one GPU at the same time, each on its own GPU")
+    add("--prepare", action="store_true", help="only compile sonic-moe's kernels and make corpora")
     add("--again", action="store_true", help="also measure what is current")
     add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
     args = parser.parse_args()
@@ -280,6 +319,8 @@ def parsed():
         parser.error(f"part must be one of {', '.join(PARTS)}, got {unknown[0]!r}")
     if not (args.list or args.merge) and not (args.programs and args.out):
         parser.error("--programs and --out are required to measure")
+    if args.peers and "site-packages" not in args.peers.resolve().parts:
+        parser.error(f"--peers must be in a folder named site-packages, got {args.peers}")
     return args
 
 

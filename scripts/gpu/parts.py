@@ -133,9 +133,9 @@ def peer_folders(machine, item, *peers, of="sonic-moe"):
     item.command += ["--packages", *map(str, words)]
 
 
-def cache(folder, of):
+def cache(machine, folder, of):
     """Return the folder of compiled kernels: one for each quack, shared by the parts."""
-    return folder.parent / f"cache-{of}"
+    return (getattr(machine, "cache", None) or folder.parent) / f"cache-{of}"
 
 
 def bench_item(machine, folder, name, words, against, limit_s=150, packages=(), of="sonic-moe"):
@@ -145,18 +145,29 @@ def bench_item(machine, folder, name, words, against, limit_s=150, packages=(), 
                "--json", file], limit_s, lambda _: records.read(file))
     if packages:
         peer_folders(machine, item, *packages, of=of)
-        item.command += ["--cache", cache(folder, of)]
+        item.command += ["--cache", cache(machine, folder, of)]
     return item
 
 
 def compiled_first(machine, folder, layers, of):
-    """Return an item that compiles sonic-moe's kernels, several at a time."""
+    """Return items: one that compiles sonic-moe's kernels, several at a time, or none if it has."""
+    place = cache(machine, folder, of)
+    note = place / "compiled.txt"
+    known = note.read_text().split() if note.exists() else []
+    layers = [layer for layer in layers if layer not in known]
+
+    def report(output):
+        found = re.findall(r"^ *(\S+): (sonic-moe compiled|skip sonic-moe)", output, re.M)
+        if not any(said == "sonic-moe compiled" for _, said in found):
+            raise ValueError("sonic-moe was compiled for no layer")
+        note.write_text("\n".join([*known, *(layer for layer, _ in found)]))
+        return {}
+
     item = machine.torch_item("compile", ["-m", "tilemoe", "bench", *layers, "--device", "cuda",
-                                          "--against", "sonic-moe", "--compile-only"], 300,
-                              lambda _: {})
+                                          "--against", "sonic-moe", "--compile-only"], 500, report)
     peer_folders(machine, item, "sonic-moe", of=of)
-    item.command += ["--cache", cache(folder, of)]
-    return item
+    item.command += ["--cache", place]
+    return [item] if layers else []
 
 
 def words_of(layer):
@@ -166,7 +177,7 @@ def words_of(layer):
 def peers(layers):
     """Compare layers with all libraries; sonic-moe on the quack of the folder sonic-moe."""
     def items(machine, folder):
-        return [compiled_first(machine, folder, layers, "sonic-moe"),
+        return [*compiled_first(machine, folder, layers, "sonic-moe"),
                 *(bench_item(machine, folder, layer, words_of(layer), PEERS,
                              packages=["sonic-moe", "scattermoe"]) for layer in layers)]
 
@@ -176,7 +187,7 @@ def peers(layers):
 def release(machine, folder):
     """Compare with sonic-moe on the quack of its release, in the folder sonic-moe-release."""
     of, layers = "sonic-moe-release", README_LAYERS + OTHER_LAYERS
-    return [compiled_first(machine, folder, layers, of),
+    return [*compiled_first(machine, folder, layers, of),
             *(bench_item(machine, folder, layer, words_of(layer), ["sonic-moe"],
                          packages=["sonic-moe"], of=of) for layer in layers)]
 
@@ -216,7 +227,7 @@ def training(machine, folder):
         limit_s = 240 if experts == "sonic-moe" else 150  # it may have to compile
         made = machine.torch_item(name, words, limit_s, lambda _: several_gpus.trained(file))
         if experts in ("sonic-moe", "scattermoe"):
-            with_packages(machine, made, experts, cache(folder, experts))
+            with_packages(machine, made, experts, cache(machine, folder, experts))
         return made
 
     return [several_gpus.corpus_item(machine, corpus), *(item(*one) for one in TRAININGS[whole])]
@@ -225,8 +236,8 @@ def training(machine, folder):
 def recipes(machine, folder):
     """Train with each recipe of the experts, in pairs of one seed.
 
-    A training takes about 55 s on an H100: 41 s of steps (train.py --plan), start and evaluation;
-    FP8 and grouped_mm, which is not compiled, take longer.
+    A training takes about 105 s on an H100, with FP8 110 s, and 140 s with grouped_mm, which is not
+    compiled.
     The corpus is the source of Python and of torch: the same in all calls on machines that have the
     same versions, so that trainings of different calls are paired.
     """
@@ -235,8 +246,8 @@ def recipes(machine, folder):
     def item(run):
         file = folder / f"{run}.jsonl"
         words = [EXAMPLE / "recipes.py", "--data", corpus, "--out", file, "--runs", str(run)]
-        made = machine.torch_item(str(run), words, 180, lambda _: several_gpus.trained(file))
-        made.min_s = 80
+        made = machine.torch_item(str(run), words, 240, lambda _: several_gpus.trained(file))
+        made.min_s = 110
         return made
 
     torch = importlib.util.find_spec("torch")
@@ -369,7 +380,7 @@ PARTS = {part.name: part for part in (
     Part("quantized", "quantized", 210, BENCH + STEPS, in_order("quantized"),
          r"^(bench|kernels|quantized)/"),
     Part("fp8", "fp8", 285, BENCH, fp8, r"^(bench|fp8-kernels)/"),
-    Part("recipes", "recipes", 500, RECIPES, recipes, KEPT, calls=3, spreads=True),
+    Part("recipes", "recipes", 500, RECIPES, recipes, KEPT, calls=6, spreads=True),
     Part("memory", "memory", 210, BENCH, memory, r"^memory-", of_memory),
     Part("activations", "activations", 210, BENCH, in_order("activations"),
          r"^(bench|activations)/"),

@@ -13,6 +13,7 @@ program skipped a test without need, or if an item of a named stage was skipped.
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -83,16 +84,19 @@ def install_once(wheel, packages, folder):
     """Install a wheel and a folder of wheels (or None) into `folder`; return their digest.
 
     The network is not used and requirements are not installed. Wheels that `folder` has already are
-    not installed again.
+    not installed again. Other processes may install at the same time.
     """
     wheels = [wheel, *(sorted(packages.glob("*.whl")) if packages else [])]
     wanted, note = digest(wheels), folder / "wheels.sha256"
-    if not note.exists() or note.read_text() != wanted:
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps",
-                        "--no-compile", "--disable-pip-version-check", "--target", folder, *wheels],
-                       check=True)
-        note.write_text(wanted)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not note.exists() or note.read_text() != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps",
+                            "--no-compile", "--disable-pip-version-check", "--target", folder,
+                            *wheels], check=True)
+            note.write_text(wanted)
     return wanted
 
 

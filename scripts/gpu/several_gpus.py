@@ -43,7 +43,10 @@ def fp8_shards(machine):
 
 def passed_cases(output):
     """Return {case: passed} from the errors that a worker's first process prints as JSON."""
-    found = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith("{")))
+    printed = [line for line in output.splitlines() if line.startswith("{")]
+    if not printed:
+        raise ValueError("no case was reported")
+    found = json.loads(printed[-1])
     if failed := [name for name, error in found.items() if error is not None]:
         raise ValueError(f"failed: {', '.join(failed)}")
     return dict.fromkeys(found, "passed")

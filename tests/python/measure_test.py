@@ -161,6 +161,61 @@ class Measure(StandIns):
         said = self.run_parts("kernels")
         self.assertIn("the wheel is of commit 7654321, the programs are of 0123abcd", said.stderr)
 
+    def test_peers_are_in_site_packages(self):
+        said = self.run_parts("--peers", self.folder, "kernels")
+        self.assertEqual(said.returncode, 2)
+        self.assertIn("--peers must be in a folder named site-packages", said.stderr)
+
+    def test_side_by_side(self):
+        self.gpus(2)
+        said = self.run_parts("--side-by-side", "kernels", "routing", "ranks")
+        self.assertEqual(said.returncode, 1, said.stderr)
+        self.assertIn("ranks, fp8-shards: exit status 1", said.stdout)  # after the parts of one GPU
+        self.assertNotIn("kernels", said.stdout)
+        for part, gpu, items in (("kernels", 0, 15), ("routing", 1, 1)):
+            self.assertIn(f"{part}: {parts.PARTS[part].seconds} s expected, on GPU {gpu}", said.stderr)
+            self.assertEqual(len(self.lines(f"out/{part}/measured.jsonl")), items)
+            self.assertTrue((self.folder / "work" / f"gpu-{gpu}" / part).is_dir())
+        files = sorted((self.folder / "out").glob("*/measured.jsonl"))
+        self.assertIn("kernels: current", self.run_parts("--merge", *files, out=False).stdout)
+        self.assertIn("kernels: current", self.run_parts("--side-by-side", "kernels").stderr)
+
+    def test_side_by_side_says_what_failed(self):
+        self.gpus(2)
+        self.marker("fails", "olmoe").touch()
+        said = self.run_parts("--side-by-side", "--seconds", "100", "kernels", "routing")
+        self.assertIn("kernels: not started: 150 s expected", said.stderr)
+        self.assertEqual(said.returncode, 0, said.stdout)
+        said = self.run_parts("--side-by-side", "kernels")
+        self.assertEqual((said.returncode, said.stdout), (1, "kernels, olmoe: exit status 3\n"))
+
+    def test_side_by_side_ends_with_its_programs(self):
+        self.gpus(2)
+        self.marker("waits", "olmoe").touch()
+        with subprocess.Popen(self.command("--side-by-side", "kernels"), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, env=self.environment()) as command:
+            log = self.folder / "out" / "kernels" / "log.txt"
+            until(lambda: text_of(log).count("passed") == 4)
+            command.terminate()
+            command.wait(timeout=20)
+        until(lambda: not subprocess.run(["pgrep", "-f", self.folder / "programs"]).returncode == 0)
+
+    def test_the_time_of_what_is_left(self):
+        self.marker("fails", "olmoe").touch()
+        self.run_parts("kernels")
+        self.merge()
+        self.assertIn("kernels: 10 s expected", self.run_parts("kernels").stderr)
+        self.assertIn("kernels: 150 s expected", self.run_parts("--again", "kernels").stderr)
+
+    def test_the_last_of_two_measurements_is_merged(self):
+        self.run_parts("routing")
+        first, (one,) = self.folder / "out" / "measured.jsonl", self.lines()
+        later = self.folder / "later.jsonl"
+        records.write(later, [records.Measurement(one.name, one.device, one.versions, one.commit,
+                                                  one.values | {"ms": 2})])
+        self.run_parts("--merge", first, later, out=False)
+        self.assertEqual([found.values["ms"] for found in self.lines("results/routing.jsonl")], [2])
+
     def test_steps_need_no_wheel(self):
         command = self.command("routing")
         at = command.index("--wheel")
@@ -257,6 +312,19 @@ for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exi
         self.assertEqual(measured, {"recipes/corpus"})
 
 
+    def test_only_prepares(self):
+        folder = temporary(self)
+        words = lambda name: ["sh", "-c", f"touch {folder}/{name}"]
+        part = parts.Part("recipes", "recipes", 9, ("pyproject.toml",), lambda *_: [
+            stages.Item(name, words(name), 20, lambda _: {}) for name in ("corpus", "a")], parts.KEPT)
+        output = measure.Output(folder / "out")
+        self.addCleanup(output.log.close)
+        facts = {"device": "a GPU", "versions": {}, "commit": "0123456", "gpus": []}
+        measure.measure(part, types.SimpleNamespace(gpus=[1]), facts, folder, measure.Results(folder),
+                        output, os.environ, time.monotonic() + 20, False, prepare=True)
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["corpus", "out", "recipes"])
+
+
 class Parts(unittest.TestCase):
     def items(self, part):
         return part.items(parts.supposed(part), pathlib.Path("absent"))
@@ -286,7 +354,7 @@ class Parts(unittest.TestCase):
         self.assertEqual(first[:3], ["peers", "rounding", "training"])
         timed = [one.seconds * one.calls for one in parts.PARTS.values()
                  if one.gpus == 1 and not one.keeps_status]
-        self.assertLessEqual(sum(timed), 5160)
+        self.assertLessEqual(sum(timed), 6660)
 
     def test_items_of_more_gpus_come_after_those_of_two(self):
         part = parts.PARTS["parallel"]
@@ -342,7 +410,7 @@ class Parts(unittest.TestCase):
                          ["corpus", *(f"S3-{of}-s0" for of in ("bf16", "grouped_mm", "fp8")),
                           "S3-bf16-s1"])
         self.assertEqual(len(items), 21)
-        self.assertLessEqual(5 * (55 + 75 + 60 + 60) + part.calls * 80, part.calls * part.seconds)
+        self.assertLessEqual(5 * (105 + 140 + 110 + 110) + part.calls * 80, part.calls * part.seconds)
         self.assertEqual(items[3].command[-2:], ["--runs", "S3-fp8-s0"])
         self.assertFalse(any(parts.ROOT in pathlib.Path(str(one)).parents
                              for one in items[0].command[-6:-4]), "a commit changes no pair")
@@ -351,6 +419,21 @@ class Parts(unittest.TestCase):
         (corpus / "manifest.json").touch()
         again = part.items(parts.supposed(part), corpus.parent)
         self.assertEqual([one.name for one in again], [one.name for one in items[1:]])
+
+    def test_kernels_are_compiled_once(self):
+        machine, folder = parts.supposed(parts.PARTS["peers"]), temporary(self)
+        machine.cache = folder
+        compiled = lambda *layers: parts.compiled_first(machine, ROOT, layers, "sonic-moe")
+        (item,) = compiled("olmoe", "wide", "off-tiles")
+        (folder / "cache-sonic-moe").mkdir()
+        with self.assertRaisesRegex(ValueError, "compiled for no layer"):
+            item.report("  olmoe: skip sonic-moe: TypeError\n")
+        item.report("  wide: sonic-moe compiled, 9 s\n  off-tiles: skip sonic-moe: a multiple of 8\n")
+        (item,) = compiled("olmoe", "wide", "off-tiles")
+        self.assertIn("olmoe", item.command)
+        self.assertNotIn("wide", item.command)
+        item.report("  olmoe: sonic-moe compiled, 3 s\n")
+        self.assertEqual(compiled("olmoe", "wide", "off-tiles"), [])
 
     def test_packages_of_a_training_are_on_its_path(self):
         part = parts.PARTS["training"]
