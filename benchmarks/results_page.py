@@ -70,12 +70,13 @@ class Results:
 
 
 def measured(one, *others, shown=SHOWN):
-    """Return "Measured on ..." with the device and the versions of all implementations."""
+    """Return "Measured on ..." with the devices, the commits and the versions of all lines."""
     versions = {}
     for each in (*others, one):
         versions |= each.versions
     said = [f"{name} {versions[name]}" for name in shown if name in versions]
-    known, ours = versions.get("tilemoe"), f"commit {one.commit[:7]}"
+    commits = list(dict.fromkeys(each.commit[:7] for each in (one, *others)))
+    known, ours = versions.get("tilemoe"), f"commit{'s' * (len(commits) > 1)} {', '.join(commits[:-1])}{' and ' * (len(commits) > 1)}{commits[-1]}"
     ours = f"TileMoE {known} ({ours})" if known else f"TileMoE at {ours}"
     devices = dict.fromkeys(f"one {each.device}" if each.device.startswith("NVIDIA") else each.device
                             for each in (one, *others))  # fmt: skip
@@ -84,7 +85,8 @@ def measured(one, *others, shown=SHOWN):
 
 def source(file, one, *others, note=""):
     """Return the line below a table: its conditions, as a link to the file has them."""
-    rounds = f", {one.values['rounds']} rounds" if "rounds" in one.values else ""
+    rounds = dict.fromkeys(each.values["rounds"] for each in (one, *others) if "rounds" in each.values)
+    rounds = f", {' or '.join(map(str, rounds))} rounds" if rounds else ""
     link = f"[`{file}.jsonl`](../benchmarks/results/{file}.jsonl)"
     return paragraph(f"{measured(one, *others)}{note}{rounds}: {link}.")
 
@@ -295,14 +297,13 @@ def recipes():
     study = json.loads((ROOT / "examples" / "pretrain" / "recipes.json").read_text())
     lines = paired.named(Results("recipes").all.values(), "recipes")
     one = next(iter(lines.values()))
-    others = sorted({line.commit[:7] for line in lines.values()} - {one.commit[:7]})
     tokens = one.values["steps"] * one.values["tokens_of_step"] / 1e6
     return section(
         "Loss with FP8",
         f"After {tokens:.0f}M tokens, compared with bfloat16; `{study['null']}`: other rounding errors alone.",
         table("model | method | seeds | validation loss, % | 95 % interval | upper end above that of "
               f"`{study['null']}` | limit of {study['limit']:g} %", paired.against_null(lines, study)),
-        source("recipes", one, note="".join(f" and {commit}" for commit in others)),
+        source("recipes", *lines.values()),
     )  # fmt: skip
 
 
@@ -377,13 +378,13 @@ def archs():
         for ours, peer in (("tilemoe-sm90", "scattermoe"), ("tilemoe-sm80", "scattermoe-sm80")):
             cells.append(times_faster(other[ours], other[peer], "total_ms"))
         rows.append(cells)
-    first, other = found["7b-n256"]["tilemoe-sm90"], others["7b-n256"]["scattermoe"]
+    lines = [one for of in (*found.values(), *others.values()) for one in of.values()]
     return section(
         "Archs",
         "`sm80` runs on a Hopper GPU; \"ScatterMoE, `sm80`\" is compiled for older GPUs.",
         table("layer | `sm90`, ms | `sm80`, ms | `sm90` vs `sm80` | `sm90` vs ScatterMoE | "
               "`sm80` vs ScatterMoE, `sm80`", rows),
-        source("archs", first, note=f" (ScatterMoE: commit {other.commit[:7]})"),
+        source("archs", *lines),
     )  # fmt: skip
 
 
@@ -794,7 +795,7 @@ SECTIONS = (sizes, layers, training_speed, memory, decode, expert_parallel, adap
 HEAD = """# Results
 
 [`benchmarks/results_page.py`](../benchmarks/results_page.py) generates this page from
-[`benchmarks/results`](../benchmarks/results).
+[`benchmarks/results`](../benchmarks/results) ([how to repeat](../benchmarks/README.md)).
 
 ## How it is measured
 
@@ -806,10 +807,6 @@ HEAD = """# Results
 - "a / b" is forward / backward. "vs" is the other implementation's time divided by TileMoE's.
 - Peak memory excludes weights, X and dO.
 - Compare numbers of one table only: a GPU's times vary by 2 to 6 % between days.
-
-## How to repeat
-
-`python -m tilemoe bench olmoe` measures one layer. [`benchmarks/README.md`](../benchmarks/README.md) has all.
 """
 
 
