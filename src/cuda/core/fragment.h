@@ -95,23 +95,33 @@ inline Bias bias_of(const tilemoe_tensor& b) {
 }
 
 // Added to kColumns columns of fragments, which begin at column `column` of the bias and at a
-// lane's number kFirst.
+// lane's number kFirst. The loads of a batch begin before the first sum: a load takes hundreds of
+// cycles, in which no MMA runs.
 template <class Element, int kFirst, int kColumns, int kFragments, int kNumbers>
 __device__ __forceinline__ void add_bias(const Bias& bias, int32_t expert, int32_t column,
                                          float (&D)[kFragments][kNumbers]) {
   if (bias.data == nullptr) return;
-  const auto* row = static_cast<const Element*>(bias.data) + expert * bias.expert_stride;
-  const int32_t lane_column = column + fragment::column();
+  constexpr int kPairs = kColumns / 8, kBatch = kPairs % 8 == 0 ? 8 : kPairs;  // of columns
+  const int32_t lane_column = column + fragment::column(), left = bias.columns - lane_column;
+  const auto* at = static_cast<const Element*>(bias.data) + expert * bias.expert_stride +
+                   lane_column * bias.column_stride;
 #pragma unroll
-  for (int j = 0; j < kColumns / 8; ++j) {
-    const int32_t c = lane_column + 8 * j;
-    if (c >= bias.columns) break;
-    const auto low = static_cast<float>(row[c * bias.column_stride]);
-    const auto high = static_cast<float>(row[(c + 1) * bias.column_stride]);
+  for (int first = 0; first < kPairs; first += kBatch) {
+    Element low[kBatch], high[kBatch];
 #pragma unroll
-    for (int m = 0; m < kFragments; ++m) {
-      float* d = &D[m][kFirst + 4 * j];
-      d[0] += low, d[1] += high, d[2] += low, d[3] += high;
+    for (int j = 0; j < kBatch; ++j) {
+      const int32_t c = 8 * (first + j);
+      low[j] = c < left ? at[c * bias.column_stride] : Element(0.0F);
+      high[j] = c < left ? at[(c + 1) * bias.column_stride] : Element(0.0F);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const auto even = static_cast<float>(low[j]), odd = static_cast<float>(high[j]);
+#pragma unroll
+      for (int m = 0; m < kFragments; ++m) {
+        float* d = &D[m][kFirst + 4 * (first + j)];
+        d[0] += even, d[1] += odd, d[2] += even, d[3] += odd;
+      }
     }
   }
 }
