@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -174,6 +175,13 @@ def one(options, rest):
     return 0
 
 
+def error_of(stderr):
+    """Return the last line of a rank's error, which torchrun's report follows, or else the last one."""
+    said = stderr.strip().splitlines()
+    of_ranks = [line for line in said if re.match(r"\[rank\d+\]: \S", line)]
+    return (of_ranks or said or [""])[-1]
+
+
 def launched(options, name, micro_batch, rest):
     """Return a Measurement of an implementation in one or several new processes."""
     command = [sys.executable]
@@ -190,7 +198,7 @@ def launched(options, name, micro_batch, rest):
         command += ["--commit", options.commit] if options.commit else []
         done = subprocess.run(list(map(str, command)), stderr=subprocess.PIPE, text=True)
         if done.returncode:
-            why = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+            why = error_of(done.stderr) or f"exit status {done.returncode}"
             raise Refusal(f"{name}, micro-batch {micro_batch}: {why}")
         return records.read(out)[0]
 

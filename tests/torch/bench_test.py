@@ -206,6 +206,15 @@ def test_tilemoe_computes_further_layers(passes, case, monkeypatch):
     assert bool(called) == (passes == "inference" and has)
 
 
+def test_inference_with_small_T_is_one_call(monkeypatch):
+    small, called = tilemoe.MoE._decode, []
+    monkeypatch.setattr(tilemoe.MoE, "_decode", lambda *a, **k: called.append(0) or small(*a, **k))
+    peer = peers.TileMoE(Problem(dataclasses.replace(SMALL, T=4)))
+    with torch.no_grad():
+        peer.infer()
+    assert called
+
+
 class Spoiled(peers.TorchGroupedMM):
     """With a wrong row block of one result."""
 

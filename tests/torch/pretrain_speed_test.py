@@ -46,6 +46,13 @@ def test_the_guard_in_pieces(data, tmp_path):  # noqa: F811
     assert off["spoiled"] > 2 * off["tilemoe"], off
 
 
+def test_the_error_of_a_rank_is_named():
+    of_rank = "[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: ValueError: why\n"
+    assert speed.error_of(f"a warning\n{of_rank}E torchrun failed\n=====\n") == "[rank0]: ValueError: why"
+    assert speed.error_of("a warning\nerror: no data\n") == "error: no data"
+    assert speed.error_of("") == ""
+
+
 def options_of_speed(data, folder, processes, rounds):  # noqa: F811
     options = ["measure", "--data", data, "--out", folder / "speed.jsonl", "--config", "tiny"]
     options += ["--micro-batches", 2, "--processes", processes, "--rounds", rounds]

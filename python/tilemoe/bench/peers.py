@@ -207,7 +207,7 @@ class TileMoE(Peer):
         if (case.zipf or case.biases or case.rounding or case.lora_rank
                 or self.calls_gemms(case)):  # fmt: skip
             return self.forward()
-        return self.as_module(self.X)
+        return self.as_module(self.X.detach())  # moe_tokens refuses an x that requires a gradient
 
     def wrong_kernels(self, names=()):
         ours = " ".join(name for name in names if "tilemoe::" in name)
