@@ -55,6 +55,8 @@ def measure(expected, gpus, args, environment, end, say):
                 environment | {"CUDA_VISIBLE_DEVICES": gpu}, ended_by=signal.SIGTERM,
             )  # fmt: skip
             say(f"{name}: exit status {status}, {time.monotonic() - began:.0f} s")
+            for line in re.findall(r"^.*: not started: .*", said, re.M):  # its start took the time
+                say(line)
             failed = re.findall(rf"^{re.escape(name)}, .*", said, re.M)
             return failed or ([] if status == 0 else [f"{name}: {said.strip()[-500:]}"])
         finally:
