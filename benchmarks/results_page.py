@@ -69,14 +69,19 @@ class Results:
         return found
 
 
+def commits_of(lines):
+    """Return "commit 0123456", or "commits ..." if the lines have several."""
+    commits = sorted({one.commit[:7] for one in lines})
+    return f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"
+
+
 def measured(one, *others, shown=SHOWN):
     """Return "Measured on ..." with the devices, the commits and the versions of all lines."""
     versions = {}
     for each in (*others, one):
         versions |= each.versions
     said = [f"{name} {versions[name]}" for name in shown if name in versions]
-    commits = list(dict.fromkeys(each.commit[:7] for each in (one, *others)))
-    known, ours = versions.get("tilemoe"), f"commit{'s' * (len(commits) > 1)} {', '.join(commits[:-1])}{' and ' * (len(commits) > 1)}{commits[-1]}"
+    known, ours = versions.get("tilemoe"), commits_of((one, *others))
     ours = f"TileMoE {known} ({ours})" if known else f"TileMoE at {ours}"
     devices = dict.fromkeys(f"one {each.device}" if each.device.startswith("NVIDIA") else each.device
                             for each in (one, *others))  # fmt: skip
@@ -580,10 +585,9 @@ def training_speed():
             rows += [training_row(one, best.get("tilemoe"), [scaling(one)] if scaled else [])
                      for one in best.values()]  # fmt: skip
             measurements += best.values()
-        commits = sorted({one.commit[:7] for one in measurements})
         first = measurements[0]
-        said = (f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} (commits "
-                f"{', '.join(commits)}), torch {first.versions['torch']}: "
+        said = (f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} "
+                f"({commits_of(measurements)}), torch {first.versions['torch']}: "
                 "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
         header = ["experts", "GPUs", "recompute", "micro-batch", "step, ms",
                   "billion tokens per day and GPU", "MFU", "peak, GiB", "TileMoE is faster by",

@@ -212,7 +212,7 @@ def measure(part, machine, facts, work, results, output, environment, end, again
         free.put(gpu)
     items = [item for item in items if item.name not in current]
     with ThreadPoolExecutor(at_once) as pool:
-        for helps in (True, False)[: 1 if prepare else 2]:
+        for helps in (True,) if prepare else (True, False):
             group = [item for item in items if (item.name in HELPERS) == helps]
             begun = [pool.submit(result_of, item) for item in group]
             for item, future in zip(group, groups.in_order(begun)):

@@ -311,7 +311,6 @@ for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exi
         self.assertEqual(failed, [f"recipes, {one}: not started: the time is over" for one in "ab"])
         self.assertEqual(measured, {"recipes/corpus"})
 
-
     def test_only_prepares(self):
         folder = temporary(self)
         words = lambda name: ["sh", "-c", f"touch {folder}/{name}"]

@@ -173,7 +173,7 @@ class Pages(Copied):
         self.assertIn("| S3 | `fp8` | 3 | +0.40 ± 0.00 | [+0.40, +0.40] | +0.30 | met |", text)
         self.assertIn("After 60M tokens", said)
         self.assertIn("| upper end above that of `grouped_mm` | limit of 0.5 % |", text)
-        self.assertRegex(said, r"Measured on .*commits defdef0 and abcdef0\).*: \[`recipes.jsonl`\]")
+        self.assertRegex(said, r"Measured on .*commits abcdef0, defdef0\).*: \[`recipes.jsonl`\]")
         self.assertEqual(results_page.recipes in results_page.SECTIONS, has_file)
         with mock.patch.object(
             results_page, "SECTIONS", {*results_page.SECTIONS, results_page.recipes}
