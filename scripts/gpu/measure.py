@@ -15,7 +15,7 @@ continues after --merge. The build and the wheel must be of the present sources.
 --side-by-side first measures the parts of one GPU at the same time, each on a GPU of its own, into
 OUT/PART. Also, with CUDA_VISIBLE_DEVICES, commands that share a machine measure on their own GPUs.
 --prepare compiles sonic-moe's kernels and makes the corpora, and measures nothing: the first takes
-five minutes per quack, in the background of other parts.
+five minutes per quack, in the background of other parts. It logs into OUT/prepare.
 
 OUT has two files: measured.jsonl, written after each item, and log.txt, what the programs printed,
 for example the tiles that sonic-moe chose. --peers is a folder of packages (pip install --target):
@@ -261,7 +261,8 @@ def work(args, results):
     if built not in (None, facts["commit"]):
         sys.exit(f"measure.py: error: the wheel is of commit {built}, the programs are of "
                  f"{facts['commit']}")
-    several, output, failed = len(machine.gpus) > 1, Output(args.out), []
+    several, failed = len(machine.gpus) > 1, []
+    output = Output(args.out / "prepare" if args.prepare else args.out)  # both may run at a time
     chosen = args.parts or [name for name, part in PARTS.items()
                             if (part.gpus > 1) == several or args.side_by_side and not part.spreads]
     seconds = {}  # of the parts that are not current

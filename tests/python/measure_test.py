@@ -200,6 +200,12 @@ class Measure(StandIns):
             command.wait(timeout=20)
         until(lambda: not subprocess.run(["pgrep", "-f", self.folder / "programs"]).returncode == 0)
 
+    def test_prepares_next_to_a_command_that_measures(self):
+        self.run_parts("routing")
+        self.assertEqual(self.run_parts("--prepare", "kernels", out=False).returncode, 0)
+        self.assertEqual({one.values["item"] for one in self.lines()}, {"routing/routing"})
+        self.assertTrue((self.folder / "out" / "prepare" / "log.txt").exists())
+
     def test_the_time_of_what_is_left(self):
         self.marker("fails", "olmoe").touch()
         self.run_parts("kernels")
