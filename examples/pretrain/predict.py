@@ -3,7 +3,7 @@
 For the experts, every kernel's limit is max(FLOP / GEMMS, bytes / MEMORY), each tensor counted once
 (docs/kernels.md). The measured ratio of time and limit is from the profile of a training with this
 layer (benchmarks/results/pretrain.jsonl), else from the layer alone (kernels.jsonl there), else it
-is the mean of all layers. For the rest: FLOP and bytes over the RATES below. Communication between
+is the mean of all layers. In FP8 it is scaled as tilemoe.choose_recipe() estimates. For the rest: FLOP and bytes over the RATES below. Communication between
 processes is not included, nor is work of the host while the device waits.
 """
 
@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 from configs import CONFIGS, Config
+
+import tilemoe
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "python" / "tilemoe" / "bench"))  # one of its files needs no package
@@ -85,7 +87,12 @@ def experts(c: Config, T):
     found["measurement of this layer"] = layers.get(of)
     found["mean of measured layers"] = tuple(map(statistics.mean, zip(*layers.values())))
     source, ratio = next((source, ratio) for source, ratio in found.items() if ratio)
-    forward, backward = (limit * times for limit, times in zip(kernels(c, T), ratio))
+    times = 1.0
+    if c.recipe == "fp8":
+        estimate = tilemoe.choose_recipe(T, c.d, c.n, c.E, c.K, capability=(9, 0))
+        times = estimate.fp8_ms / estimate.bf16_ms
+        source += ", times FP8's estimate"
+    forward, backward = (limit * over * times for limit, over in zip(kernels(c, T), ratio))
     return forward, backward, source
 
 
@@ -121,7 +128,7 @@ def step(c: Config, T, processes):
 def is_known(of):
     """Return whether the time of a plan can be predicted."""
     is_plain = of.experts == "tilemoe" and of.recompute == "none" and of.together == 1
-    return is_plain and of.precision != "float32"
+    return is_plain and of.precision != "float32" and of.config.recipe != "fp8_forward"
 
 
 def seconds(of, micro_batch, micro_batches):
@@ -137,7 +144,7 @@ def lines(of, micro_batch, flop_of_token, peak):
     """Return a plan's lines of time."""
     c = of.config
     if not is_known(of):
-        what = "tilemoe in bfloat16, without recomputation and --expert-parallel"
+        what = "tilemoe in bfloat16 or --recipe fp8, without recomputation and --expert-parallel"
         return [f"  tokens/s are predicted only for {what}"]
     T = micro_batch * c.context
     parts, source = step(c, T, of.processes)

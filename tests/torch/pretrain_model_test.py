@@ -24,6 +24,7 @@ import parallel  # noqa: E402
 import plan  # noqa: E402
 import predict  # noqa: E402
 import speed  # noqa: E402
+import tilemoe  # noqa: E402
 import train  # noqa: E402
 from configs import CONFIGS, configuration  # noqa: E402
 from model import RECOMPUTE, Transformer  # noqa: E402
@@ -258,6 +259,23 @@ def test_a_layers_time_is_the_best_known(tmp_path, monkeypatch):
     forward, backward, source = predict.experts(c, 24576)
     assert source == "profile of a training with this layer"
     assert forward + backward == pytest.approx(20e-3 / 4, rel=1e-9)
+
+
+def test_fp8_is_predicted_as_auto_estimates_it():
+    bf16, fp8, forward_alone = (
+        configuration("7B", recipe=recipe) for recipe in ("bf16", "fp8", "fp8_forward")
+    )
+    estimate = tilemoe.choose_recipe(24576, 1536, 256, 128, 8, capability=(9, 0))
+    *want, source = predict.experts(bf16, 24576)
+    *got, source_of_fp8 = predict.experts(fp8, 24576)
+    ratio = estimate.fp8_ms / estimate.bf16_ms
+    assert ratio != 1 and got == pytest.approx([ratio * time for time in want], rel=1e-12)
+    assert source_of_fp8 == f"{source}, times FP8's estimate"
+    known = [
+        predict.is_known(plan.Plan(c, "tilemoe", "none", "mixed", False, processes=1))
+        for c in (bf16, fp8, forward_alone)
+    ]
+    assert known == [True, True, False]
 
 
 def test_a_prediction_is_the_sum_of_its_parts():
