@@ -29,16 +29,6 @@ class StepObserver {
 // from.
 using KernelPlan = std::shared_ptr<const cuda::ExpertsPlan>;
 
-// Sizes that determine a step's scratch, in addition to the experts.
-struct ScratchSizes {
-  int64_t capacity;
-  int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
-  int32_t workers = 0;                    // of the weight gradients
-  // weight_gradient_1: which outputs are wanted. Both: either may be left out.
-  bool dW1 = true, dW1_up = true;
-  const cuda::ExpertsPlan* plan = nullptr;  // Tuning::plan
-};
-
 inline size_t no_scratch_bytes(const tilemoe_experts&, const ScratchSizes&) {
   return 0;
 }

@@ -8,7 +8,7 @@ namespace tilemoe {
 void throw_error(Status status, const std::string& message, const char* file, int line,
                  const char* expression) {
   const char* name = std::strrchr(file, '/');
-  std::ostringstream text;
+  Text text;
   text << message << " [" << (name ? name + 1 : file) << ":" << line << ": " << expression << "]";
   throw Error(status, text.str());
 }
@@ -47,7 +47,7 @@ void fill_struct(const char* name, void* to, size_t min_bytes, const void* value
 }
 
 std::string describe_shape(const tilemoe_tensor& tensor) {
-  std::ostringstream text;
+  Text text;
   text << "(";
   for (int i = 0; i < tensor.ndim && i < TILEMOE_MAX_DIMS; ++i)
     text << (i ? ", " : "") << tensor.shape[i];
@@ -80,7 +80,7 @@ size_t round_up(size_t bytes, size_t to) {
 namespace {
 
 std::string join_shape(const Shape& shape) {
-  std::ostringstream text;
+  Text text;
   text << "(";
   for (int i = 0; i < shape.ndim; ++i) text << (i ? ", " : "") << shape.size[i];
   text << ")";
@@ -88,7 +88,7 @@ std::string join_shape(const Shape& shape) {
 }
 
 std::string join_dtypes(const DTypes& dtypes) {
-  std::ostringstream text;
+  Text text;
   for (int i = 0; i < dtypes.count; ++i)
     text << (i ? " or " : "") << tilemoe_dtype_name(dtypes.dtype[i]);
   return text.str();

@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <sstream>
 #include <string>
 #include <type_traits>
 
+#include "core/text.h"
 #include "tilemoe/error.h"
 #include "tilemoe/tilemoe.h"
 
@@ -22,7 +22,7 @@ namespace tilemoe {
 #define TILEMOE_CHECK_AS(status, condition, message)                                            \
   do {                                                                                          \
     if (!(condition)) {                                                                         \
-      std::ostringstream tilemoe_check_text;                                                    \
+      ::tilemoe::Text tilemoe_check_text;                                                       \
       tilemoe_check_text << message;                                                            \
       ::tilemoe::throw_error(status, tilemoe_check_text.str(), __FILE__, __LINE__, #condition); \
     }                                                                                           \

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <sstream>
 #include <type_traits>
 
 #include "core/check.h"
@@ -27,7 +26,7 @@ inline constexpr tilemoe_dtype kDTypeOf<int64_t> = TILEMOE_INT64;
 // Error(kUnsupported): "int32 is none of float32, bfloat16".
 template <class... Elements>
 [[noreturn]] void refuse_dtype(tilemoe_dtype dtype) {
-  std::ostringstream names;
+  Text names;
   const char* separator = "";
   ((names << separator << tilemoe_dtype_name(kDTypeOf<Elements>), separator = ", "), ...);
   TILEMOE_CHECK_SUPPORTED(false, tilemoe_dtype_name(dtype) << " is none of " << names.str());

@@ -59,6 +59,16 @@ struct Scratch {
   size_t bytes = 0;
 };
 
+// Sizes that determine a step's scratch, in addition to the experts.
+struct ScratchSizes {
+  int64_t capacity;
+  int64_t rows_of_an_expert = INT64_MAX;  // Rows::of_an_expert
+  int32_t workers = 0;                    // of the weight gradients
+  // weight_gradient_1: which outputs are wanted. Both: either may be left out.
+  bool dW1 = true, dW1_up = true;
+  const cuda::ExpertsPlan* plan = nullptr;  // Tuning::plan
+};
+
 // Settings of a CUDA step that a caller, a benchmark or a test may choose. No bit depends on them.
 struct Tuning {
   int ctas_per_sm = 1;                            // CTAs per SM, in waves

@@ -2,8 +2,6 @@
 
 #include <dnnl.h>
 
-#include <sstream>
-
 #include "cpu/elementwise.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -14,7 +12,7 @@ namespace {
 std::string description() {
   const dnnl_version_t* onednn = dnnl_version();
   const int threads = num_threads();
-  std::ostringstream text;
+  Text text;
   text << "cpu: " << threads << (threads == 1 ? " thread, " : " threads, ") << vector_target()
        << ", oneDNN " << onednn->major << "." << onednn->minor << "." << onednn->patch;
   return text.str();

@@ -83,7 +83,8 @@ void sgemm(int64_t rows, int64_t columns, int64_t terms, const Operand& A, const
       dnnl_sgemm(A.transposed, B.transposed, rows, columns, terms, 1.0f, A.data, A.row_stride,
                  B.data, B.row_stride, add ? 1.0f : 0.0f, C, row_stride);
   TILEMOE_ASSERT(status == dnnl_success, "dnnl_sgemm (" << rows << ", " << columns << ", " << terms
-                                                        << ") returned " << status);
+                                                        << ") returned "
+                                                        << static_cast<int>(status));
 }
 
 // A GEMM of fewer than padded_rows() rows: A and C pass through `panel`, where the other rows are

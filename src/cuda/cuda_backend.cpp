@@ -3,7 +3,6 @@
 #include "cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "core/activation_kinds.h"
 #include "core/backend.h"
@@ -99,7 +98,7 @@ namespace {
 
 std::string description() {
   const DeviceInfo& device = current_device();
-  std::ostringstream text;
+  Text text;
   text << "cuda: " << device.name << ", compute capability " << device.capability() << ", "
        << device.sms << " SMs";
   try {

@@ -6,7 +6,6 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 
 #include "core/check.h"
 
@@ -103,7 +102,7 @@ std::string why_no_device(cudaError_t found, int driver) {
   constexpr int kMajor =
       CUDART_VERSION / 1000;  // a driver of a major version runs all of its minors
   constexpr int kNeededDriver = kMajor == 13 ? 580 : kMajor == 12 ? 525 : 0;
-  std::ostringstream text;
+  Text text;
   if (found == cudaErrorInsufficientDriver && driver == 0) {
     text << "no CUDA device found: no NVIDIA driver is installed; install one or use the CPU "
             "backend";

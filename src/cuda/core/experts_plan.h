@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/device.h"
 #include "cuda/core/variant.h"
 

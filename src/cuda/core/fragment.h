@@ -11,7 +11,8 @@
 
 namespace tilemoe::cuda {
 
-constexpr int kWarp = 32;  // threads
+constexpr int kWarp = 32;                   // threads
+constexpr uint32_t kAllLanes = 0xffffffff;  // the mask of a warp's threads
 
 // The layout of fragments: a warp has its part of a GEMM tile as fragments of 16 rows by N columns,
 // in the order of mma.m16n8's C fragment, one below the other. wgmma and mma.sync produce this

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 
 namespace tilemoe::cuda {
 

@@ -33,7 +33,7 @@ __device__ __forceinline__ RowChunk find_chunk(const int32_t* offsets, int32_t E
   int32_t begun = 0;  // experts of this lane whose first chunk is not after `chunk`
   for (auto e = static_cast<int32_t>(threadIdx.x % kWarp); e < E; e += kWarp)
     if (first_chunk(offsets, e, rows) <= chunk) ++begun;
-  const auto expert = static_cast<int32_t>(__reduce_add_sync(0xffffffff, begun)) - 1;
+  const auto expert = static_cast<int32_t>(__reduce_add_sync(kAllLanes, begun)) - 1;
   const int32_t in_expert = chunk - first_chunk(offsets, expert, rows);
   const int64_t begin = offsets[expert] + int64_t{in_expert} * rows;
   return {expert, begin, static_cast<int32_t>(min(int64_t{rows}, offsets[expert + 1] - begin))};

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/device.h"
 #include "cuda/core/experts_plan.h"
 #include "cuda/core/launch.h"

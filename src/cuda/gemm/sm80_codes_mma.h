@@ -49,7 +49,7 @@ class CodeScales {
   }
   __device__ float at(int j, int step) const {
     const int place = params_.format == TILEMOE_FORMAT_MXFP4 ? step / 2 : step;
-    return __shfl_sync(0xffffffff, scale_[j], (fragment::lane() & ~3) + place);
+    return __shfl_sync(kAllLanes, scale_[j], (fragment::lane() & ~3) + place);
   }
 
  private:
@@ -208,8 +208,8 @@ class CodesMma {
   // A lane has the number of one code: fewer instructions than a table in registers takes.
   __device__ __forceinline__ float2 of_nf4(uint32_t word) const {
     const uint32_t codes = word >> threadIdx.x % 4 * 8;
-    return {__shfl_sync(0xffffffff, number_, static_cast<int>(codes >> 4 & 15), kCodes4),
-            __shfl_sync(0xffffffff, number_, static_cast<int>(codes & 15), kCodes4)};
+    return {__shfl_sync(kAllLanes, number_, static_cast<int>(codes >> 4 & 15), kCodes4),
+            __shfl_sync(kAllLanes, number_, static_cast<int>(codes & 15), kCodes4)};
   }
   // s ee m of exponent bias 1 moves into float16's place, and is rebased by an exact product, which
   // also makes subnormal numbers normal.

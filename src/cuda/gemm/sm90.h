@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 
   // The compiler knows that a shuffled value is uniform over the warp.
   const int32_t warpgroup =
-      __shfl_sync(0xffffffff, static_cast<int32_t>(threadIdx.x) / kWarpgroup, 0);
+      __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / kWarpgroup, 0);
   if (warpgroup == 0) {
     ptx::release_registers<Gemm::kRegisters.producer>();
     produce<Gemm>(params, ring, shared);

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/check.h"
 #include "core/fp8.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"
@@ -194,7 +194,7 @@ class ScalesOfLanes {
       for (int i = 0; i < 2; ++i) of_lane_[i] = __ldg(address(i, own));
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) scale[i] = __shfl_sync(0xffffffff, of_lane_[i], k_block % kWarp);
+    for (int i = 0; i < 2; ++i) scale[i] = __shfl_sync(kAllLanes, of_lane_[i], k_block % kWarp);
   }
 
  private:

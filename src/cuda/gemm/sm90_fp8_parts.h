@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/check.h"
 #include "core/fp8.h"
+#include "core/step_arguments.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"
 #include "cuda/gemm/load/dense.h"

@@ -26,7 +26,6 @@ constexpr int kAtOnce = 8;  // vectors of a thread, whose loads are in flight to
 constexpr int kTile = kThreads * kAtOnce;  // vectors of a CTA
 constexpr int kLogTile = std::bit_width(unsigned{kTile}) - 1;
 static_assert(1 << kLogTile == kTile);
-constexpr uint32_t kAllLanes = 0xffffffff;
 // Experts of a CTA, one after another: a CTA costs more than to find that an expert has no rows.
 constexpr int kExperts = 4;
 

@@ -1,7 +1,7 @@
 // The steps with kernels of this folder, as the backend calls them: routing, then the layer.
 #pragma once
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/device.h"
 
 namespace tilemoe::cuda {

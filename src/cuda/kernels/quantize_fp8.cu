@@ -20,8 +20,7 @@ constexpr int kRowThreads = kFp8Tile / kVector;  // of a row: half a warp
 constexpr int kTileRows = kFp8Tile;
 constexpr int kAtOnce = kTileRows * kRowThreads / kThreads;
 constexpr int kRowStep = kThreads / kRowThreads;  // between two rows of a thread
-constexpr uint32_t kAllLanes = 0xffffffff;
-constexpr int kRowWords = kFp8Tile / 4;  // of codes
+constexpr int kRowWords = kFp8Tile / 4;           // of codes
 
 struct QuantizeParams {
   const char* values;

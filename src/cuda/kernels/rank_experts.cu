@@ -19,7 +19,7 @@ struct RankParams {
 };
 
 __device__ int32_t sum_of_lanes(int32_t value) {
-  return __reduce_add_sync(0xffffffff, value);
+  return __reduce_add_sync(kAllLanes, value);
 }
 
 // A warp counts the experts that come before its own: those with more rows and, of as many, those

@@ -13,7 +13,6 @@
 
 namespace tilemoe::cuda {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
 static_assert(kWarp == order::kSumLanes);
 
 __device__ __forceinline__ int lane_index() {

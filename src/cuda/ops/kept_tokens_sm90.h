@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(sm90::kBlockThreads, 1)
   ptx::cluster_sync();  // the other CTA copies into this CTA's memory and arrives at its barriers
 
   const int32_t warpgroup =
-      __shfl_sync(0xffffffff, static_cast<int32_t>(threadIdx.x) / sm90::kWarpgroup, 0);
+      __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / sm90::kWarpgroup, 0);
   constexpr sm90::Registers kRegisters{24, 240};
   if (warpgroup == 0) {
     ptx::release_registers<kRegisters.producer>();

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "core/backend.h"
 #include "core/check.h"
+#include "core/step_arguments.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/gemm/schedule/row_tiles.h"  // column_group()
 #include "cuda/gemm/schedule/splits.h"

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 
 namespace tilemoe::cuda {
 

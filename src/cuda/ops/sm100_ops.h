@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/recipe.h"
 #include "cuda/gemm/epilogue/sm100_epilogues.h"
 #include "cuda/gemm/epilogue/store_threads.h"

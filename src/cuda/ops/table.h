@@ -9,7 +9,7 @@
 #include <iterator>
 #include <span>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/variant.h"
 

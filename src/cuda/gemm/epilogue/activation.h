@@ -42,8 +42,8 @@ __device__ __forceinline__ float2 side_by_side(float left, float right) {
   const uint32_t lane = threadIdx.x % 4;
   const bool odd = lane & 1, upper = lane & 2;
   const auto from = static_cast<int>((lane & 1) << 1 | lane >> 1);
-  const float first = __shfl_sync(0xffffffff, odd ? right : left, from, 4);
-  const float second = __shfl_sync(0xffffffff, odd ? left : right, from ^ 1, 4);
+  const float first = __shfl_sync(kAllLanes, odd ? right : left, from, 4);
+  const float second = __shfl_sync(kAllLanes, odd ? left : right, from ^ 1, 4);
   return upper ? float2{second, first} : float2{first, second};
 }
 

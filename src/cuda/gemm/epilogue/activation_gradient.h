@@ -53,7 +53,6 @@ __device__ __forceinline__ void differentiate_block(const Function& f, PackedBlo
 // the sum of the upper row, odd lanes that of the lower row (fragment::row(lane % 2)). The order is
 // lane xor 1, then lane xor 2: a lane first sends its part of the other row to its neighbour.
 __device__ __forceinline__ float ds_of_row(const float (&ds)[2]) {
-  constexpr uint32_t kAllLanes = 0xffffffff;
   const bool odd = fragment::lane() % 2 != 0;
   float sum = odd ? ds[1] : ds[0];
   sum += __shfl_xor_sync(kAllLanes, odd ? ds[0] : ds[1], 1);

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/variant.h"

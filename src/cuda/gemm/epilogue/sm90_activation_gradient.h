@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/backend.h"
 #include "core/check.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"

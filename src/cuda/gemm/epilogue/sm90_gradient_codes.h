@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/fp8.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/gemm/epilogue/activation_gradient.h"
 #include "cuda/ptx/convert.h"
@@ -70,7 +70,6 @@ class GradientCodes {
                                                uint32_t first, uint32_t second, int32_t slices,
                                                int32_t row, int32_t row_end, int32_t column) {
     if (params.codes == nullptr) return;
-    constexpr uint32_t kAllLanes = 0xffffffff;
     // Not threadIdx: addresses computed once for all groups would be spilled.
     const uint32_t lane = static_cast<uint32_t>(ptx::thread_index()) % kWarp;
     row += static_cast<int32_t>(lane / 4);
@@ -112,7 +111,7 @@ class GradientCodes {
   // their columns.
   __device__ __forceinline__ static float factor_of(const Params& params, const Maxima& maxima,
                                                     uint32_t lane) {
-    constexpr uint32_t kAllLanes = 0xffffffff, kLowHalves = 0x5410, kHighHalves = 0x7632;
+    constexpr uint32_t kLowHalves = 0x5410, kHighHalves = 0x7632;
     uint32_t of_part[2];  // of the upper row, and of the lower one
 #pragma unroll
     for (int part = 0; part < 2; ++part) {

@@ -109,7 +109,6 @@ class QuantizingEpilogue {
   // The factor of the codes of a row's 128 columns from accumulator kFirst on, which four lanes have.
   template <int kFirst>
   __device__ __forceinline__ float factor_of(const Accumulators<Shape>& D, int half) const {
-    constexpr uint32_t kAllLanes = 0xffffffff;
     float amax = 0.f;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j)

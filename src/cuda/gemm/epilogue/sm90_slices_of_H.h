@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/fp8.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/gemm/epilogue/activation_gradient.h"
 #include "cuda/gemm/sm90.h"

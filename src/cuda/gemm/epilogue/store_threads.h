@@ -65,7 +65,6 @@ __device__ __forceinline__ void store_columns(const Store& rows, const typename 
 // A 4x4 transposition: lane q of the four that share a row has word q of four groups of 8 columns,
 // and receives the four words of group q, which are 16 contiguous bytes.
 __device__ __forceinline__ uint4 words_of_group(const uint32_t (&group)[4], int32_t lane) {
-  constexpr uint32_t kAllLanes = 0xffffffff;
   const bool odd = lane & 1, upper = lane & 2;
   // The neighbours' words of groups 0 and 1, 2 and 3: [i] is word 2 (lane / 2) + i of either group.
   uint32_t pair[2][2];

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/core/tensor_map.h"

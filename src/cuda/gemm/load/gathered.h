@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/check.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/core/gemm_steps.h"
 #include "cuda/gemm/load/stage.h"
@@ -168,7 +168,7 @@ class GatheredRowsAsK {
     later_ = look_up();
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const int32_t source_row = __shfl_sync(0xffffffff, now, i * kRowsAPass + row_in_warp_);
+      const int32_t source_row = __shfl_sync(kAllLanes, now, i * kRowsAPass + row_in_warp_);
       const char* row = first_ + static_cast<uint64_t>(static_cast<uint32_t>(source_row)) *
                                      params_.row_bytes;  // not read if the row is absent
 #pragma unroll

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/gemm/load/gathered.h"
 #include "cuda/gemm/load/stage.h"
 #include "cuda/gemm/load/weights.h"

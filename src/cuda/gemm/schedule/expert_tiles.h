@@ -47,7 +47,6 @@ class LongTiles {
   }
   // Rank of the expert that has a k block. All lanes of a warp call it.
   __device__ int32_t rank_at(int32_t k_block) const {
-    constexpr uint32_t kAllLanes = 0xffffffff;
     const auto lane = static_cast<int32_t>(threadIdx.x % kWarp);
     for (int32_t first = 0;; first += kWarp) {
       const int32_t rank = first + lane;

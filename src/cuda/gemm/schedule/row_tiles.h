@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/check.h"
+#include "core/step_arguments.h"
 #include "cuda/core/fragment.h"
 #include "cuda/gemm/schedule/tile.h"
 
@@ -103,7 +103,6 @@ class RowTiles {
   }
 
  private:
-  static constexpr uint32_t kAllLanes = 0xffffffff;
   // To whole clusters of row blocks.
   static constexpr int32_t kFilledUp = kSameColumns ? kCluster - 1 : 0;
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/backend.h"
+#include "core/step_arguments.h"
 #include "cuda/gemm/schedule/cost.h"
 
 namespace tilemoe::cuda {

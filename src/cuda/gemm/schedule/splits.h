@@ -11,8 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/backend.h"
 #include "core/numbers.h"
+#include "core/step_arguments.h"
 
 namespace tilemoe::cuda {
 
