@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPairThreads = 1024;  // if every SM has enough pairs
+constexpr int kWarpPairs = 4;       // pairs of a warp, with biases
 
 struct ScoreGradientParams {
   const float* ds_partial;  // (ds_groups, capacity)
@@ -54,29 +55,52 @@ __global__ void __launch_bounds__(kPairThreads) sum_partials(const ScoreGradient
   params.ds[pair] = row < 0 ? 0.f : sum_groups(params, row);
 }
 
-// One warp a pair: neighbours share a row of dO.
+// A warp has kWarpPairs neighbours: those of one token share the loads of its row of dO.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) sum_with_bias(const ScoreGradientParams params) {
-  const int64_t pair = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
-  if (pair >= params.pairs) return;
-  const int32_t row = row_of_pair(params, static_cast<int32_t>(pair));
-  float ds = 0;
-  if (row >= 0) {
-    const int64_t token = params.row_token != nullptr ? params.row_token[row] : row;
-    const int64_t expert = expert_of_row(params.offsets, params.E, row);
-    const auto* dO = reinterpret_cast<const uint4*>(params.dO + token * params.dO_bytes);
-    const auto* b2 = reinterpret_cast<const uint4*>(params.b2 + expert * params.b2_bytes);
-    float dot = 0;
-    for (int32_t chunk = lane_index(); chunk < params.chunks; chunk += kWarp) {
-      float x[8], y[8];
-      unpack_eight<Element>(dO[chunk], x);
-      unpack_eight<Element>(b2[chunk], y);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) dot = fmaf(x[i], y[i], dot);
-    }
-    ds = sum_groups(params, row) + sum_of_lanes(dot);
+  const int64_t first =
+      (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp * kWarpPairs;
+  if (first >= params.pairs) return;
+  // The first lanes have a pair each. Next to a pair with a row, one without reads the first rows.
+  const int64_t own_pair = first + lane_index();
+  const bool has_pair = lane_index() < kWarpPairs && own_pair < params.pairs;
+  const int32_t own_row = has_pair ? row_of_pair(params, static_cast<int32_t>(own_pair)) : -1;
+  int32_t own_expert = 0;
+  int64_t own_token = 0;
+  if (own_row >= 0) {
+    own_token = params.row_token != nullptr ? params.row_token[own_row] : own_row;
+    own_expert = expert_of_row(params.offsets, params.E, own_row);
   }
-  if (lane_index() == 0) params.ds[pair] = ds;
+  const uint4 *dO[kWarpPairs], *b2[kWarpPairs];
+#pragma unroll
+  for (int p = 0; p < kWarpPairs; ++p) {
+    const int64_t token = __shfl_sync(kAllLanes, own_token, p);
+    const int64_t expert = __shfl_sync(kAllLanes, own_expert, p);
+    dO[p] = reinterpret_cast<const uint4*>(params.dO + token * params.dO_bytes);
+    b2[p] = reinterpret_cast<const uint4*>(params.b2 + expert * params.b2_bytes);
+  }
+  float dot[kWarpPairs] = {};
+  const int32_t chunks = __any_sync(kAllLanes, own_row >= 0) ? params.chunks : 0;
+  for (int32_t chunk = lane_index(); chunk < chunks; chunk += kWarp) {
+    uint4 bias[kWarpPairs];
+#pragma unroll
+    for (int p = 0; p < kWarpPairs; ++p) bias[p] = b2[p][chunk];
+    float x[8], y[8];
+#pragma unroll
+    for (int p = 0; p < kWarpPairs; ++p) {
+      if (p == 0 || dO[p] != dO[p - 1]) unpack_eight<Element>(dO[p][chunk], x);
+      unpack_eight<Element>(bias[p], y);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot[p] = fmaf(x[i], y[i], dot[p]);
+    }
+  }
+  float own_dot = 0;
+#pragma unroll
+  for (int p = 0; p < kWarpPairs; ++p) {
+    const float sum = sum_of_lanes(dot[p]);
+    if (lane_index() == p) own_dot = sum;
+  }
+  if (has_pair) params.ds[own_pair] = own_row < 0 ? 0.f : sum_groups(params, own_row) + own_dot;
 }
 
 }  // namespace
@@ -101,7 +125,8 @@ void score_gradient(const ScoreGradient& step) {
       .b2_bytes = step.b2.stride[0] * kElementBytes,
       .ds = step.ds};
   if (params.pairs == 0) return;
-  const int64_t all_threads = biased ? int64_t{params.pairs} * kWarp : params.pairs;
+  const int64_t all_threads =
+      biased ? blocks_of(params.pairs, kWarpPairs) * kWarp : int64_t{params.pairs};
   const bool large = params.pairs >= int64_t{kPairThreads} * device_of(step.tuning.plan).sms;
   const int threads = !biased && large ? kPairThreads : kThreads;
   const auto kernel = with_element(step.experts->dtype, [&]<class Element>() {
