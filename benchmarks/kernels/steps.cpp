@@ -47,8 +47,10 @@ Work work_of_adapters(const std::string& name, const Case& layer, double M, doub
   return {};
 }
 
-// Of the layer without adapters. M is the number of rows that the routing made.
-Work work_of_layer(const std::string& name, const Case& layer, double M, double read) {
+// Of the layer without adapters. M is the number of rows that the routing made. dH_codes: the
+// activation gradient writes dH as codes, too.
+Work work_of_layer(const std::string& name, const Case& layer, double M, double read,
+                   bool dH_codes) {
   const auto element = static_cast<double>(size_of(layer.dtype));
   const auto T = static_cast<double>(layer.T), d = static_cast<double>(layer.d),
              n = static_cast<double>(layer.n), E = static_cast<double>(layer.E),
@@ -82,7 +84,8 @@ Work work_of_layer(const std::string& name, const Case& layer, double M, double 
   if (name == step::combine || name == step::combine_dX)
     return {2 * M * d, element * M * d + tokens};
   if (name == step::activation_gradient)
-    return {2 * M * d * n, backward * (tokens + read * W2) + element * M * (2 * h + n)};
+    return {2 * M * d * n,
+            backward * (tokens + read * W2) + element * M * (2 * h + n) + (dH_codes ? M * h : 0)};
   if (name == step::weight_gradient_2) return {2 * M * d * n, tokens + element * M * n + E * W2};
   if (name == step::input_gradient)
     return {2 * M * d * h, M * (read_by_backward * h + element * d) + backward * read * W1};
@@ -92,12 +95,12 @@ Work work_of_layer(const std::string& name, const Case& layer, double M, double 
   return {};  // the score gradient, which adds up a few numbers a row
 }
 
-Work work_of(const std::string& name, const Case& layer, int64_t rows) {
+Work work_of(const std::string& name, const Case& layer, int64_t rows, bool dH_codes) {
   const auto M = static_cast<double>(rows);
   // Experts whose weights are read: one if it has all rows.
   const double read =
       layer.load == Load::kOneExpert && layer.K == 1 ? 1 : static_cast<double>(layer.E);
-  return work_of_layer(name, layer, M, read) + work_of_adapters(name, layer, M, read);
+  return work_of_layer(name, layer, M, read, dH_codes) + work_of_adapters(name, layer, M, read);
 }
 
 // Whether a backward begins with this step.
@@ -137,10 +140,12 @@ void time_steps(const Request& request, Report& report) {
       if (request.backward) keep(kBackward, backward);
     }
     const int64_t rows = layer.rows();
+    const bool dH_codes = one.recipe == Recipe::kFp8 && !samples.contains(step::quantize_dH);
     std::vector<Work> forward, backward, *pass = request.forward ? &forward : &backward;
     for (const std::string& step : order) {
       if (begins_backward(step, one)) pass = &backward;
-      if (step != kForward && step != kBackward) pass->push_back(work_of(step, one, rows));
+      if (step != kForward && step != kBackward)
+        pass->push_back(work_of(step, one, rows, dH_codes));
       const std::vector<Work> work = step == kForward    ? forward
                                      : step == kBackward ? backward
                                                          : std::vector{pass->back()};
