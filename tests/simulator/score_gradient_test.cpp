@@ -9,36 +9,13 @@
 #include <vector>
 
 #include "cuda/kernels/kernels.h"
-#include "simulator/machine/machine.h"
+#include "run_kernels.h"
 #include "simulator/setting.h"
 
-namespace tilemoe::test {
+namespace tilemoe::simulator_test {
 namespace {
 
 constexpr int64_t kD = 520, kN = 136, kE = 3;  // more than two chunks a lane, three sums a row
-
-class Uploads {
- public:
-  Uploads() = default;
-  Uploads(const Uploads&) = delete;
-  Uploads& operator=(const Uploads&) = delete;
-  ~Uploads() {
-    for (void* each : all_) cudaFree(each);
-  }
-  template <class Element>
-  Element* operator()(const std::vector<Element>& values) {
-    if (values.empty()) return nullptr;
-    void* place = nullptr;
-    const size_t bytes = values.size() * sizeof(Element);
-    EXPECT_EQ(cudaMalloc(&place, bytes), cudaSuccess);
-    cudaMemcpy(place, values.data(), bytes, cudaMemcpyHostToDevice);
-    all_.push_back(place);
-    return static_cast<Element*>(place);
-  }
-
- private:
-  std::vector<void*> all_;
-};
 
 tilemoe_tensor matrix(void* data, int64_t rows, int64_t columns) {
   return {.data = data,
@@ -88,36 +65,33 @@ void expect_sums(int64_t T, const std::vector<Pair>& pairs) {
       bits.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16));
     return bits;
   };
-  Uploads upload;
+  const Array<uint16_t> dO_on_device(shortened(dO)), b2_on_device(shortened(b2));
+  const Array<float> partial_on_device(partial), ds(std::vector<float>(pairs.size(), -99.0f));
+  const Array<int32_t> offsets_on_device(offsets), tokens(row_token), rows(pair_row);
   tilemoe_experts experts{};
   experts.dtype = TILEMOE_BFLOAT16, experts.d = kD, experts.n = kN, experts.E = kE;
   tilemoe_routing routing{};
   routing.spec.kind = TILEMOE_ROUTING_GENERAL, routing.spec.T = T, routing.spec.E = kE;
   routing.spec.pairs = routing.spec.capacity = count;
-  routing.offsets = upload(offsets);
-  routing.row_token = upload(row_token);
-  routing.pair_row = upload(pair_row);
-  float* const ds = upload(std::vector<float>(pairs.size(), -99.0f));
-  cuda::score_gradient({.experts = &experts,
-                        .routing = &routing,
-                        .ds_partial = upload(partial),
-                        .dO = matrix(upload(shortened(dO)), T, kD),
-                        .b2 = matrix(upload(shortened(b2)), kE, kD),
-                        .ds = ds,
-                        .stream = nullptr});
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  for (const simulator::Finding& finding : simulator::Machine::instance().take_findings())
-    ADD_FAILURE() << describe(finding);
-  std::vector<float> got(pairs.size());
-  cudaMemcpy(got.data(), ds, got.size() * sizeof(float), cudaMemcpyDeviceToHost);
-  EXPECT_EQ(got, want);
+  routing.offsets = offsets_on_device.data();
+  routing.row_token = tokens.data(), routing.pair_row = rows.data();
+  const Outcome outcome = run_with(1, [&] {
+    cuda::score_gradient({.experts = &experts,
+                          .routing = &routing,
+                          .ds_partial = partial_on_device.data(),
+                          .dO = matrix(dO_on_device.data(), T, kD),
+                          .b2 = matrix(b2_on_device.data(), kE, kD),
+                          .ds = ds.data(),
+                          .stream = nullptr});
+  });
+  EXPECT_EQ(outcome.error, cudaSuccess);
+  EXPECT_TRUE(outcome.findings.empty()) << all(outcome.findings);
+  EXPECT_EQ(ds.read(), want);
 }
 
 class ScoreGradient : public testing::Test {
  protected:
-  void SetUp() override {
-    simulator::Machine::instance().set_device(simulator::setting_of("sm90").device);
-  }
+  void SetUp() override { Machine::instance().set_device(simulator::setting_of("sm90").device); }
 };
 
 TEST_F(ScoreGradient, IsOfEveryPairsTokenAndExpert) {
@@ -134,4 +108,4 @@ TEST_F(ScoreGradient, ReadsNothingWithoutAToken) {
 }
 
 }  // namespace
-}  // namespace tilemoe::test
+}  // namespace tilemoe::simulator_test
