@@ -3,8 +3,9 @@
 For the experts, every kernel's limit is max(FLOP / GEMMS, bytes / MEMORY), each tensor counted once
 (docs/kernels.md). The measured ratio of time and limit is from the profile of a training with this
 layer (benchmarks/results/pretrain.jsonl), else from the layer alone (kernels.jsonl there), else it
-is the mean of all layers. In FP8 it is scaled as tilemoe.choose_recipe() estimates. For the rest: FLOP and bytes over the RATES below. Communication between
-processes is not included, nor is work of the host while the device waits.
+is the mean of all layers. In FP8 the time is scaled as tilemoe.choose_recipe() estimates. For the
+rest: FLOP and bytes over the RATES below. Communication between processes is not included, nor is
+work of the host while the device waits.
 """
 
 import statistics
@@ -87,12 +88,12 @@ def experts(c: Config, T):
     found["measurement of this layer"] = layers.get(of)
     found["mean of measured layers"] = tuple(map(statistics.mean, zip(*layers.values())))
     source, ratio = next((source, ratio) for source, ratio in found.items() if ratio)
-    times = 1.0
+    scale = 1.0
     if c.recipe == "fp8":
         estimate = tilemoe.choose_recipe(T, c.d, c.n, c.E, c.K, capability=(9, 0))
-        times = estimate.fp8_ms / estimate.bf16_ms
+        scale = estimate.fp8_ms / estimate.bf16_ms
         source += ", times FP8's estimate"
-    forward, backward = (limit * over * times for limit, over in zip(kernels(c, T), ratio))
+    forward, backward = (scale * limit * times for limit, times in zip(kernels(c, T), ratio))
     return forward, backward, source
 
 

@@ -1,6 +1,6 @@
 // The text of an error or a description: strings and numbers, joined by << as a std::ostringstream
-// joins them. Every kernel's file has checks; the stream's header and code take a tenth of the time
-// that such a file takes to compile.
+// joins them. Every kernel's file has checks, and the header of streams is half a megabyte of code
+// to compile.
 #pragma once
 
 #include <concepts>
@@ -13,7 +13,7 @@ namespace tilemoe {
 class Text {
  public:
   Text& operator<<(std::string_view part);
-  Text& operator<<(const char* part);  // which is no bool
+  Text& operator<<(const char* part);  // not as an address
   Text& operator<<(char part);
   template <std::signed_integral Number>
   Text& operator<<(Number number) {
