@@ -33,6 +33,7 @@ TEST(Text, HasWhatAStreamHas) {
   const int place = 0;
   void* const address = const_cast<int*>(&place);
   expect_as_a_stream(static_cast<const void*>(&place), ' ', address);
+  expect_as_a_stream(static_cast<const void*>(nullptr));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ Text& Text::operator<<(double number) {
 }
 
 Text& Text::operator<<(const void* address) {
-  append(text_, "%p", address);
+  append(text_, "%#" PRIxPTR, reinterpret_cast<uintptr_t>(address));  // "%p" writes "(nil)"
   return *this;
 }
 
