@@ -34,9 +34,9 @@ inline constexpr int kStepsOfSum = 16;  // of an instruction
 void multiply(const TensorCore& core, OperandType type, int rows, int columns, const uint16_t* A,
               const uint16_t* B, bool accumulate, float* D);
 
-// The same for e4m3: D (rows, columns) = A (rows, 32) B (columns, 32)^T + D, operands as their codes.
-// Hopper aligns all 32 products and the sum so far to the largest exponent, keeps 13 bits below it,
-// and cuts the sum off to 13 fraction bits.
+// The same for e4m3: D (rows, columns) = A (rows, 32) B (columns, 32)^T + D, operands as their
+// codes, a zero with the exponent of a subnormal number. Hopper aligns all 32 products and the sum
+// so far to the largest exponent, keeps 13 bits below it, and cuts the sum off to 13 fraction bits.
 inline constexpr int kE4m3Steps = 32, kE4m3FractionBits = 13;
 void multiply_e4m3(int rows, int columns, const uint8_t* A, const uint8_t* B, bool accumulate,
                    float* D);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <tuple>
 
 #include "core/fp8.h"
 #include "cuda/kernels/kernels.h"
@@ -81,6 +83,7 @@ class Codes {
     const int64_t block = e * blocks_of(rows_, block_rows_) + row / block_rows_;
     return &scales_of_[static_cast<size_t>(block * k_blocks())];
   }
+  int64_t row_count() const { return rows_; }
   int64_t columns() const { return columns_; }
   int64_t k_blocks() const { return blocks_of(columns_, kFp8Tile); }
   bool intact() const { return codes_.guards_intact() && scales_.guards_intact(); }
@@ -94,19 +97,26 @@ class Codes {
   std::vector<float> scales_of_;
 };
 
-// The recipe's sum of row `a` of A and row `b` of an expert's weight.
-float sum_of(const Codes& A, int64_t a, const Codes& B, int64_t expert, int64_t b) {
-  const uint8_t *const x = A.codes(0, a), *const w = B.codes(expert, b);
-  float D = 0;
+// The recipe's sums of a row of A and each row of an expert's weight.
+std::vector<float> sums_of(const Codes& A, int64_t row, const Codes& W, int64_t expert) {
+  constexpr auto kSteps = size_t{simulator::kE4m3Steps};
+  const auto count = static_cast<size_t>(W.row_count());  // a multiple of 8
+  std::vector<float> D(count), S(count);
   for (int64_t block = 0; block < A.k_blocks(); ++block) {
-    float S = 0;
     for (int64_t k = block * kFp8Tile; k < (block + 1) * kFp8Tile; k += simulator::kE4m3Steps) {
-      uint8_t left[simulator::kE4m3Steps] = {}, right[simulator::kE4m3Steps] = {};
-      for (int64_t i = 0; i < simulator::kE4m3Steps && k + i < A.columns(); ++i)
-        left[i] = x[k + i], right[i] = w[k + i];
-      simulator::multiply_e4m3(1, 1, left, right, k != block * kFp8Tile, &S);
+      const auto steps =
+          static_cast<size_t>(std::clamp<int64_t>(A.columns() - k, 0, simulator::kE4m3Steps));
+      uint8_t left[kSteps] = {};
+      std::vector<uint8_t> right(count * kSteps);
+      std::copy_n(A.codes(0, row) + k, steps, left);
+      for (size_t b = 0; b < count; ++b)
+        std::copy_n(W.codes(expert, static_cast<int64_t>(b)) + k, steps, &right[b * kSteps]);
+      simulator::multiply_e4m3(1, static_cast<int>(count), left, right.data(),
+                               k != block * kFp8Tile, S.data());
     }
-    D = std::fma(S, A.scales(0, a)[block] * B.scales(expert, b)[block], D);
+    const float scale = A.scales(0, row)[block];
+    for (size_t b = 0; b < count; ++b)
+      D[b] = std::fma(S[b], scale * W.scales(expert, static_cast<int64_t>(b))[block], D[b]);
   }
   return D;
 }
@@ -207,8 +217,8 @@ class Problem {
     Y_.expect("Y", has_row, [&](const Index& i) {
       const int64_t e = expert_of(i[0]), column = case_.first_row + i[1];
       const float bias = case_.has_biases ? static_cast<float>(b2_.at(e, column)) : 0;
-      const float sum = sum_of(A_, i[0], W2_, e, column);
-      return (case_.rank_2 > 0 ? sum + low_rank(P2_, B2_, i[0], column) : sum) + bias;
+      const float Y = sum(A_, i[0], W2_, e, column);
+      return (case_.rank_2 > 0 ? Y + low_rank(P2_, B2_, i[0], column) : Y) + bias;
     });
     if (case_.rank_2 > 0 && case_.activation == TILEMOE_REGLU)
       A_values_.expect("A", has_row, [&](const Index& i) {
@@ -267,13 +277,18 @@ class Problem {
     while (rows_.end(e) <= row) ++e;
     return e;
   }
+  float sum(const Codes& A, int64_t a, const Codes& W, int64_t expert, int64_t w) const {
+    std::vector<float>& known = sums_[{&A, a, &W, expert}];
+    if (known.empty()) known = sums_of(A, a, W, expert);
+    return known[static_cast<size_t>(w)];
+  }
   float H(int64_t row, int64_t column) const {
     const int64_t e = expert_of(row), source = case_.gathers ? row * 7 % rows_.T : row;
     const bool is_up = column >= case_.n;
-    float sum = is_up && case_.is_split ? sum_of(X_, source, up_, e, column - case_.n)
-                                        : sum_of(X_, source, gate_, e, column);
-    if (case_.rank_1 > 0) sum += low_rank(P1_, B1_, row, column);
-    return case_.has_biases ? sum + static_cast<float>(b1_.at(e, column)) : sum;
+    float H = is_up && case_.is_split ? sum(X_, source, up_, e, column - case_.n)
+                                      : sum(X_, source, gate_, e, column);
+    if (case_.rank_1 > 0) H += low_rank(P1_, B1_, row, column);
+    return case_.has_biases ? H + static_cast<float>(b1_.at(e, column)) : H;
   }
   // A's scale is that of its own numbers, and a code is at most one from that of the activation in
   // double: exponentials differ.
@@ -303,6 +318,8 @@ class Problem {
   PlacedTensor b1_, b2_, P1_, P2_, B1_, B2_, A_values_, H_, Y_;
   tilemoe_experts experts_{};
   std::vector<cuda::instances::Row> run_;
+  mutable std::map<std::tuple<const Codes*, int64_t, const Codes*, int64_t>, std::vector<float>>
+      sums_;
 };
 
 class Fp8Projections : public testing::Test {

@@ -30,11 +30,13 @@ namespace {
 
 using Whole = boost::multiprecision::cpp_int;  // sign and magnitude: division cuts towards zero
 
-// A 16-bit or 32-bit format, as IEEE 754 has it.
+// A format as IEEE 754 has it, or without infinity: with one NaN of each sign, all of whose bits
+// are ones.
 struct Format {
   int exponent_bits, fraction_bits;
+  bool has_infinity = true;
 };
-constexpr Format kFloat16{5, 10}, kBFloat16{8, 7}, kFloat32{8, 23};
+constexpr Format kFloat16{5, 10}, kBFloat16{8, 7}, kFloat32{8, 23}, kE4m3{4, 3, false};
 
 // significand 2^(exponent - format.fraction_bits)
 struct Decoded {
@@ -47,13 +49,15 @@ Decoded decode(Format format, uint32_t bits) {
   const uint32_t fraction = bits & ((1u << format.fraction_bits) - 1);
   const uint32_t all_ones = (1u << format.exponent_bits) - 1;
   const uint32_t biased = bits >> format.fraction_bits & all_ones;
+  const uint32_t largest_fraction = (1u << format.fraction_bits) - 1;
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   Decoded result{.negative = (bits >> (format.exponent_bits + format.fraction_bits) & 1) != 0,
-                 .nan = biased == all_ones && fraction != 0,
-                 .infinite = biased == all_ones && fraction == 0,
+                 .nan = biased == all_ones &&
+                        (format.has_infinity ? fraction != 0 : fraction == largest_fraction),
+                 .infinite = format.has_infinity && biased == all_ones && fraction == 0,
                  .exponent = static_cast<int>(biased == 0 ? 1 : biased) - bias,
                  .significand = biased == 0 ? fraction : fraction | 1u << format.fraction_bits};
-  if (biased == 0 && fraction == 0) result.exponent = -126;
+  if (format.has_infinity && biased == 0 && fraction == 0) result.exponent = -126;
   return result;
 }
 
@@ -66,19 +70,22 @@ Whole power(int exponent) {
 
 constexpr uint32_t kNaN = 0x7fffffff, kInfinity = 0x7f800000, kSign = 0x80000000;
 
-uint32_t cut_to_float32(const Whole& number) {
+// To `kept_bits` of the 23 fraction bits.
+uint32_t cut_to_float32(const Whole& number, int kept_bits) {
   if (number == 0) return 0;
   const Whole magnitude = abs(number);
   const int top = std::max(static_cast<int>(msb(magnitude)) - kPoint, -126);
-  const auto significand = static_cast<uint32_t>(magnitude / power(top - 23));
+  const auto significand = static_cast<uint32_t>(magnitude / power(top - kept_bits))
+                           << (23 - kept_bits);
   const uint32_t sign = number < 0 && significand != 0 ? kSign : 0;
   if (top > 127) return sign | kInfinity;
   // The hidden bit of a normal number adds one to the exponent's field.
   return sign | ((static_cast<uint32_t>(top + 126) << 23) + significand);
 }
 
-uint32_t expected_of_group(int fraction_bits, Format format, std::vector<uint16_t> a,
-                           std::vector<uint16_t> b, uint32_t c) {
+template <class Bits>
+uint32_t expected_of_group(int fraction_bits, Format format, const std::vector<Bits>& a,
+                           const std::vector<Bits>& b, uint32_t c, int kept_bits = 23) {
   struct Addend {
     Whole number;
     int exponent;
@@ -109,15 +116,15 @@ uint32_t expected_of_group(int fraction_bits, Format format, std::vector<uint16_
   const Whole unit = power(top - fraction_bits);
   Whole sum = 0;
   for (const Addend& addend : addends) sum += addend.number / unit * unit;
-  return cut_to_float32(sum);
+  return cut_to_float32(sum, kept_bits);
 }
 
 uint32_t expected(const TensorCore& core, OperandType type, const uint16_t* a, const uint16_t* b,
                   uint32_t c) {
   const Format format = type == OperandType::kBFloat16 ? kBFloat16 : kFloat16;
   for (int k = 0; k < kStepsOfSum; k += core.group)
-    c = expected_of_group(core.fraction_bits, format, {a + k, a + k + core.group},
-                          {b + k, b + k + core.group}, c);
+    c = expected_of_group<uint16_t>(core.fraction_bits, format, {a + k, a + k + core.group},
+                                    {b + k, b + k + core.group}, c);
   return c;
 }
 
@@ -307,6 +314,9 @@ TEST_P(TensorCoreTest, SubnormalSums) {
   EXPECT_EQ(sum({{-0x1.8p-75, 0x1p-74}}, 0), kSign | 1u);
   EXPECT_EQ(sum({{-0x1p-75, 0x1p-75}}, 0), 0u);                        // of half a unit; not -0
   EXPECT_EQ(sum(std::vector(8, std::pair{0x1p-76, 0x1p-76}), 0), 0u);  // each below the last bit
+  // Each is half a last bit of Ampere's, a whole one of Hopper's, and zero as a float.
+  EXPECT_EQ(sum(std::vector(16, std::pair{0x1p-76, 0x1p-75}), 0),
+            core.fraction_bits == 25 ? 4u : 0u);
 }
 
 TEST_P(TensorCoreTest, NoNumbers) {
@@ -361,6 +371,79 @@ INSTANTIATE_TEST_SUITE_P(, TensorCoreTest,
                                           testing::Values(OperandType::kBFloat16,
                                                           OperandType::kFloat16)),
                          test_name);
+
+// ------------------------------------------------- e4m3
+
+class E4m3 : public testing::Test {
+ protected:
+  using Codes = std::vector<uint8_t>;
+
+  // Compares one MMA of `rows` by `columns` by 32 with the reference.
+  void compare(const Codes& A, const Codes& B, std::vector<uint32_t> C) {
+    const auto rows = A.size() / kE4m3Steps, columns = B.size() / kE4m3Steps;
+    std::vector<float> D(C.size());
+    for (size_t i = 0; i < C.size(); ++i) D[i] = std::bit_cast<float>(C[i]);
+    multiply_e4m3(static_cast<int>(rows), static_cast<int>(columns), A.data(), B.data(), true,
+                  D.data());
+    for (size_t i = 0; i < C.size(); ++i) {
+      const auto of = [&](const Codes& all, size_t line) {
+        const auto first = all.begin() + static_cast<std::ptrdiff_t>(line * kE4m3Steps);
+        return Codes(first, first + kE4m3Steps);
+      };
+      ASSERT_EQ(std::bit_cast<uint32_t>(D[i]),
+                expected_of_group(13, kE4m3, of(A, i / columns), of(B, i % columns), C[i], 13))
+          << "row " << i / columns << ", column " << i % columns << ", before " << C[i];
+    }
+  }
+
+  // `bits` are left of each code, and none is NaN unless `has_nan`.
+  Codes codes(int lines, unsigned bits, bool has_nan = false) {
+    Codes all(static_cast<size_t>(lines * kE4m3Steps));
+    for (uint8_t& code : all) do
+        code = static_cast<uint8_t>(random_() & bits);
+      while (!has_nan && (code & 0x7f) == 0x7f);
+    return all;
+  }
+  std::vector<uint32_t> sums(int count, uint32_t first_exponent, uint32_t exponents) {
+    std::vector<uint32_t> all(static_cast<size_t>(count));
+    for (uint32_t& bits : all) {
+      bits = static_cast<uint32_t>(random_()) & 0x807fffff;
+      bits |= (first_exponent + static_cast<uint32_t>(random_()) % exponents) << 23;
+    }
+    return all;
+  }
+
+ private:
+  std::mt19937 random_{23};
+};
+
+TEST_F(E4m3, AnyCodes) {
+  for (int run = 0; run < 4; ++run) {
+    compare(codes(16, 0xff), codes(32, 0xff), sums(16 * 32, 120, 20));
+    compare(codes(16, 0xff), codes(32, 0xff), sums(16 * 32, 0, 255));
+    compare(codes(16, 0xff, true), codes(32, 0xff, true), sums(16 * 32, 120, 20));
+  }
+}
+TEST_F(E4m3, ExponentsFarApart) {
+  for (int run = 0; run < 4; ++run)  // subnormal numbers, and up to 448
+    compare(codes(16, 0x87), codes(32, 0xff), sums(16 * 32, 100, 30));
+}
+TEST_F(E4m3, LargestOfOneSign) {
+  compare(Codes(kE4m3Steps, 0x7e), Codes(8 * kE4m3Steps, 0x7e), std::vector(8, 0x4b7fffffu));
+  compare(Codes(kE4m3Steps, 0xfe), Codes(8 * kE4m3Steps, 0x7e), std::vector(8, 0xcb7fffffu));
+}
+TEST_F(E4m3, Zeros) {
+  for (const uint32_t before : {0u, kSign, 0x00000001u, 0x32800000u, 0xb2ffffffu}) {
+    compare(Codes(kE4m3Steps, 0), codes(8, 0xff), std::vector(8, before));
+    compare(codes(3, 0xff), Codes(8 * kE4m3Steps, 0x80), std::vector(24, before));
+  }
+}
+TEST_F(E4m3, NanIsOfItsRowOrColumn) {
+  Codes A = codes(2, 0xff), B = codes(8, 0xff);
+  A[3] = 0x7f, B[5 * kE4m3Steps] = 0xff;
+  compare(A, B, sums(16, 120, 20));
+  compare(codes(2, 0xff), codes(8, 0xff), std::vector(16, kNaN));
+}
 
 TEST(TensorCore, RefusesOtherShapes) {
   float D[12] = {};
