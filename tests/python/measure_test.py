@@ -24,6 +24,13 @@ import parts
 import records
 import stages
 
+# Installs wheels; the tests of run.py use pip itself, which takes three seconds.
+PIP = """import sys, zipfile
+at = sys.argv.index("--target")
+for wheel in sys.argv[at + 2:]:
+    zipfile.ZipFile(wheel).extractall(sys.argv[at + 1])
+"""
+
 # tilemoe_kernels: one line in the file of its last argument, named after the layer.
 WRITES = """for file; do :; done
 [ -e "$0.fails-$3" ] && exit 3
@@ -48,6 +55,7 @@ class Measure(StandIns):
     def environment(self):
         (self.folder / "here").mkdir(exist_ok=True)
         (self.folder / "here" / "torch.py").touch()  # only to be found
+        (self.folder / "here" / "pip.py").write_text(PIP)
         return {**os.environ, "PATH": f"{self.folder / 'tools'}:/usr/bin:/bin",
                 "PYTHONPATH": str(self.folder / "here")}
 
