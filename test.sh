@@ -5,14 +5,15 @@ set -euo pipefail
 
 usage() {
   cat <<END
-usage: ./test.sh [--torch | --all] [options of ctest]
+usage: ./test.sh [--torch | --all | --newest] [options of ctest]
 
 Installs missing packages, builds TileMoE and runs its tests: about 12 minutes on two cores the first
 time, 18 with a CUDA compiler. Tests that require a GPU run only if the machine has one.
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
-  --all          all tests of CI: every GPU architecture, the long tests, two versions of torch, three
-                 of jax, the address, undefined behaviour and thread sanitizers; 17 GB of disk
+  --all          all tests of CI: every GPU architecture, the long tests, the PyTorch and JAX packages,
+                 the address, undefined behaviour and thread sanitizers; 17 GB of disk
+  --newest       the packages alone, with the newest torch, transformers, PEFT, TRL, torchtitan and jax
   -R <regex>     only tests whose names match, for instance -R '^Layer' or -R python
   -E <regex>     exclude tests whose names match
   PRESET=<name>  another build of CMakePresets.json: release (the default), debug, asan, tsan, ubsan
@@ -23,7 +24,7 @@ END
 
 what=
 case ${1:-} in
---torch | --all) what=${1#--} && shift ;;
+--torch | --all | --newest) what=${1#--} && shift ;;
 esac
 case " $* " in
 *" --help "* | *" -h "*) usage && exit ;;
@@ -110,9 +111,13 @@ all)
   test_preset ci -DTILEMOE_ALL_TESTS=ON -- "$@"
   scripts/docs.sh
   test_package torch --all
-  test_package jax --all
+  test_package jax
   test_preset asan -- "$@"
   test_preset tsan -- "$@"
+  ;;
+newest)
+  test_package torch --newest
+  test_package jax --newest
   ;;
 *)
   test_preset "${PRESET:-release}" -DTILEMOE_CUDA_ARCHS="$(gpu_archs)" -- "$@"

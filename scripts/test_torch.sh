@@ -2,25 +2,26 @@
 # Tests the PyTorch package as its users get it: builds the wheel (scripts/dist.sh), installs it into
 # .venv-torch, which has torch and what the tests need, and runs tests/torch.
 #
-#   scripts/test_torch.sh [--all] [options of pytest]
+#   scripts/test_torch.sh [--all | --newest] [options of pytest]
 #
-# --all adds the long tests, the newest torch, transformers, PEFT and TRL, torchtitan's models, the
-# source distribution, the folder for the kernel hub, and the wheel on a system without a compiler;
-# warnings are errors. The first time downloads 2.1 GB for each torch.
+# --all adds the long tests, the source distribution, the folder for the kernel hub, and the wheel on
+# a system without a compiler; warnings are errors. --newest runs, instead, what may depend on a
+# version, in .venv-torch-newest, which has the newest torch, transformers, PEFT, TRL and torchtitan.
+# The first time downloads 2.1 GB for each torch.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$root"
 
-all=
+what=
 case ${1:-} in
---all) all=yes && shift ;;
+--all | --newest) what=${1#--} && shift ;;
 esac
 
 # Objects that the tests' builds have compiled already.
 export TILEMOE_CUDA_ARCHS=${TILEMOE_CUDA_ARCHS:-80;90a} TILEMOE_SM80_ON_HOPPER=OFF
 tests=("$root"/tests/{wheel,torch})
 quick=(-m "not long")
-if [ -n "$all" ]; then
+if [ "$what" = all ]; then
   quick=()
   rm -rf build/hub
   scripts/hub.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
@@ -50,11 +51,13 @@ test_wheel() {
     die "tests of the PyTorch package failed; their output is above."
 }
 
-say "testing the wheel"
-# One thread in each process, one process per core; tests of several threads set their number,
-# and with the newest torch each has as many as torch takes.
-OMP_NUM_THREADS=1 test_wheel .venv-torch torch "${tests[@]}" "$@"
-[ -n "$all" ] || exit 0
+if [ "$what" != newest ]; then
+  say "testing the wheel"
+  # One thread in each process, one process per core; tests of several threads set their number,
+  # and with the newest torch each has as many as torch takes.
+  OMP_NUM_THREADS=1 test_wheel .venv-torch torch "${tests[@]}" "$@"
+  exit 0
+fi
 
 require_torch -newest
 say "testing the wheel with the newest torch"
