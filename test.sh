@@ -12,7 +12,7 @@ time, 18 with a CUDA compiler. Tests that require a GPU run only if the machine 
 
   --torch        also build the PyTorch package and run its tests (downloads torch, 2 GB)
   --all          all tests of CI: every GPU architecture, the long tests, the PyTorch and JAX packages,
-                 the address, undefined behaviour and thread sanitizers; 17 GB of disk
+                 the address, undefined behaviour and thread sanitizers; 10 GB of disk
   --newest       the packages alone, with the newest torch, transformers, PEFT, TRL, torchtitan and jax
   -R <regex>     only tests whose names match, for instance -R '^Layer' or -R python
   -E <regex>     exclude tests whose names match
@@ -29,6 +29,8 @@ esac
 case " $* " in
 *" --help "* | *" -h "*) usage && exit ;;
 esac
+[ "$what" != newest ] || [ "$#" = 0 ] ||
+  die "--newest takes no options; scripts/test_torch.sh and scripts/test_jax.sh do."
 cd "$root"
 
 passed=0

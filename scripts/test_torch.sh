@@ -20,9 +20,9 @@ esac
 # Objects that the tests' builds have compiled already.
 export TILEMOE_CUDA_ARCHS=${TILEMOE_CUDA_ARCHS:-80;90a} TILEMOE_SM80_ON_HOPPER=OFF
 tests=("$root"/tests/{wheel,torch})
-quick=(-m "not long")
+quick=()
+[ -n "$what" ] || quick=(-m "not long")
 if [ "$what" = all ]; then
-  quick=()
   rm -rf build/hub
   scripts/hub.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
   scripts/dist.sh --config-settings=cmake.define.TILEMOE_WERROR=ON
@@ -53,14 +53,14 @@ test_wheel() {
 
 if [ "$what" != newest ]; then
   say "testing the wheel"
-  # One thread in each process, one process per core; tests of several threads set their number,
-  # and with the newest torch each has as many as torch takes.
+  # One thread in each process, one process per core; tests of several threads set their number.
   OMP_NUM_THREADS=1 test_wheel .venv-torch torch "${tests[@]}" "$@"
   exit 0
 fi
 
 require_torch -newest
 say "testing the wheel with the newest torch"
+# With as many threads as torch takes.
 # Sentences about what is missing are the package's own, whichever torch it is.
 test_wheel .venv-torch-newest newest-torch \
   "$root"/tests/torch/loading_test.py::{test_import_time,test_needs_no_gpu,test_cpu_library_corrupt} \

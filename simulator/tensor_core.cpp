@@ -147,7 +147,7 @@ void sum_groups(int fraction_bits, const Row<kSteps>& row, const Columns<kSteps>
       const auto exponent = static_cast<int16_t>(row.exponent[k] + columns.exponent[k][lane]);
       top[lane] = top[lane] > exponent ? top[lane] : exponent;
     }
-  // Where all addends are zero, any exponent gives a zero.
+  // If all addends of a column are zero, any exponent gives zero.
   for (int lane = 0; lane < kLanes; ++lane) {
     if (top[lane] >= kMinTop || D[lane] != 0) continue;
     bool zero = true;

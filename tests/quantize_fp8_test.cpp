@@ -12,6 +12,7 @@ TEST(QuantizeFp8, HasTheCodesAndScalesOfItsBlocks) {
   for (const DType dtype : kDTypes)
     for (const bool float_scales : {false, true})
       for (const int32_t block_rows : {1, 128}) {
+        // A reduced run has one kind of scales of each dtype.
         if (verify::reduced_run() && float_scales != (dtype == DType::kBFloat16)) continue;
         const auto with = [&](int64_t E, int64_t R, int64_t C, int64_t part_rows, bool padded) {
           return Fp8Case{E, R, C, block_rows, part_rows, float_scales, dtype, padded};

@@ -46,10 +46,10 @@ struct Decoded {
 };
 
 Decoded decode(Format format, uint32_t bits) {
-  const uint32_t fraction = bits & ((1u << format.fraction_bits) - 1);
+  const uint32_t largest_fraction = (1u << format.fraction_bits) - 1;
+  const uint32_t fraction = bits & largest_fraction;
   const uint32_t all_ones = (1u << format.exponent_bits) - 1;
   const uint32_t biased = bits >> format.fraction_bits & all_ones;
-  const uint32_t largest_fraction = (1u << format.fraction_bits) - 1;
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   Decoded result{.negative = (bits >> (format.exponent_bits + format.fraction_bits) & 1) != 0,
                  .nan = biased == all_ones &&
@@ -379,7 +379,7 @@ class E4m3 : public testing::Test {
   using Codes = std::vector<uint8_t>;
 
   // Compares one MMA of `rows` by `columns` by 32 with the reference.
-  void compare(const Codes& A, const Codes& B, std::vector<uint32_t> C) {
+  void compare(const Codes& A, const Codes& B, const std::vector<uint32_t>& C) {
     const auto rows = A.size() / kE4m3Steps, columns = B.size() / kE4m3Steps;
     std::vector<float> D(C.size());
     for (size_t i = 0; i < C.size(); ++i) D[i] = std::bit_cast<float>(C[i]);
@@ -399,9 +399,11 @@ class E4m3 : public testing::Test {
   // `bits` are left of each code, and none is NaN unless `has_nan`.
   Codes codes(int lines, unsigned bits, bool has_nan = false) {
     Codes all(static_cast<size_t>(lines * kE4m3Steps));
-    for (uint8_t& code : all) do
+    for (uint8_t& code : all) {
+      do {
         code = static_cast<uint8_t>(random_() & bits);
-      while (!has_nan && (code & 0x7f) == 0x7f);
+      } while (!has_nan && (code & 0x7f) == 0x7f);
+    }
     return all;
   }
   std::vector<uint32_t> sums(int count, uint32_t first_exponent, uint32_t exponents) {
