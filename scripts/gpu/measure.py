@@ -5,7 +5,7 @@
   scripts/gpu/measure.py --programs DIR --wheel WHEEL --packages DIR --peers DIR --out OUT
   scripts/gpu/measure.py --merge OUT/measured.jsonl  # into benchmarks/results
 
-The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
+A part's name measures its items, PART/ITEM one of them. The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
 one GPU, and one with several GPUs the parts of several. A part ends within 10 minutes; a part that
 would not end within --seconds is not started. `recipes` needs six calls on one GPU; on several, if
 it is named, each GPU runs one of its trainings at a time. An item whose line in benchmarks/results
@@ -38,11 +38,10 @@ import groups
 import parts
 import run
 import side_by_side
-from parts import PARTS, ROOT, digest, records
+from parts import HELPERS, PARTS, ROOT, digest, records
 from stages import AT_ONCE
 
 RESULTS = ROOT / "benchmarks" / "results"
-HELPERS = ("compile", "corpus")  # items that measure nothing: they run before others that do
 PART_LIMIT_S = 600
 MAX_GPUS = 8
 LOG_CHARACTERS = 20_000  # of an item
@@ -98,11 +97,11 @@ def state(part, results, gpus=None):
     return f"{count} of {total} items are current{older}", False
 
 
-def plan(results, names):
+def plan(results, chosen):
     """Print the plan, and return 0."""
     print(f"{'part':14} {'GPUs':>4} {'s':>5} {'sum':>5}  {'file':16} state")
     total = 0
-    for part in (PARTS[name] for name in names or PARTS):
+    for part in chosen.values():
         text, done = state(part, results)
         seconds = part.seconds * part.calls
         total += 0 if done or part.gpus > 1 else seconds
@@ -114,7 +113,7 @@ def plan(results, names):
 def expected(part, results, again, gpus=None):
     """Return the seconds that the items of a call take which are not current."""
     current = set() if again else results.current(part)
-    names = measuring(parts.names_of(part, gpus)[0])
+    names = max(map(measuring, parts.names_of(part, gpus)), key=len)
     left = sum(name not in current for name in names) / len(names)
     return min(part.seconds, part.seconds * part.calls * left)
 
@@ -263,10 +262,14 @@ def work(args, results):
                  f"{facts['commit']}")
     several, failed = len(machine.gpus) > 1, []
     output = Output(args.out / "prepare" if args.prepare else args.out)  # both may run at a time
-    chosen = args.parts or [name for name, part in PARTS.items()
-                            if (part.gpus > 1) == several or args.side_by_side and not part.spreads]
+    try:
+        chosen = parts.chosen(args.parts, len(machine.gpus))
+    except ValueError as error:
+        sys.exit(f"measure.py: error: on this machine, {error}")
+    chosen = chosen or {name: part for name, part in PARTS.items()
+                        if (part.gpus > 1) == several or args.side_by_side and not part.spreads}
     seconds = {}  # of the parts that are not current
-    for part in (PARTS[name] for name in chosen):
+    for part in chosen.values():
         text, done = state(part, results, len(machine.gpus))
         if done and not args.again:
             say(f"{part.name}: {text}")
@@ -274,7 +277,7 @@ def work(args, results):
             seconds[part.name] = expected(part, results, args.again, len(machine.gpus))
     if args.side_by_side and not args.prepare:
         alone = {name: of for name, of in seconds.items()
-                 if PARTS[name].gpus == 1 and not PARTS[name].spreads}
+                 if chosen[name].gpus == 1 and not chosen[name].spreads}
         gpus = visible(environment, len(machine.gpus))
         failed += side_by_side.measure(alone, gpus, args, environment, end, say)
         seconds = {name: of for name, of in seconds.items() if name not in alone}
@@ -284,7 +287,7 @@ def work(args, results):
             say(f"{name}: not started: {of:.0f} s expected, {max(left, 0):.0f} s left")
             continue
         say(f"{name}: {of:.0f} s expected")
-        failed += measure(PARTS[name], machine, facts, place, results, output, environment, end,
+        failed += measure(chosen[name], machine, facts, place, results, output, environment, end,
                           args.again, args.prepare)
     print("\n".join(failed or ["every item that was started has passed"]))
     return 1 if failed else 0
@@ -295,7 +298,7 @@ def parsed():
         allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("parts", nargs="*", metavar="part", help=", ".join(PARTS))
+    add("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}, or part/item")
     add("--list", action="store_true", help="print the plan and exit")
     add("--merge", nargs="+", type=pathlib.Path, metavar="FILE",
         help="put these measurements into benchmarks/results and exit")
@@ -316,8 +319,10 @@ def parsed():
     add("--again", action="store_true", help="also measure what is current")
     add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
     args = parser.parse_args()
-    if unknown := [name for name in args.parts if name not in PARTS]:
-        parser.error(f"part must be one of {', '.join(PARTS)}, got {unknown[0]!r}")
+    try:
+        parts.chosen(args.parts, MAX_GPUS)
+    except ValueError as error:
+        parser.error(str(error))
     if not (args.list or args.merge) and not (args.programs and args.out):
         parser.error("--programs and --out are required to measure")
     if args.peers and "site-packages" not in args.peers.resolve().parts:
@@ -329,7 +334,7 @@ def main():
     args = parsed()
     results = Results(args.results)
     if args.list:
-        return plan(results, args.parts)
+        return plan(results, parts.chosen(args.parts or PARTS))
     if args.merge:
         return merge(args.merge, results)
     return work(args, results)

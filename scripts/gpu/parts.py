@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import pathlib
 import re
 import sys
@@ -363,6 +364,8 @@ def tests(stage, seconds, gpus=1):
                 keeps_status=True)
 
 
+HELPERS = ("compile", "corpus")  # items that measure nothing: they run before others that do
+
 # The most useful first. Seconds: of runs on an H100, rounded up; "compile" needs two minutes.
 PARTS = {part.name: part for part in (
     Part("peers", "peers", 480, BENCH, peers(README_LAYERS),
@@ -412,3 +415,31 @@ def names_of(part, gpus=None):
     folder = ROOT / "build" / "absent"
     return [[item.name for item in part.items(supposed(part, gpus, mib), folder)]
             for mib in MEMORIES]
+
+
+def chosen(words, gpus=None):
+    """Return {name: part} for words `part` or `part/item`: of the latter, only these items.
+
+    Raises:
+        ValueError: A part or an item does not exist.
+    """
+    wanted = {}  # part -> items, or none for all
+    for word in words:
+        name, _, item = word.partition("/")
+        if name not in PARTS:
+            raise ValueError(f"part must be one of {', '.join(PARTS)}, got {name!r}")
+        wanted.setdefault(name, []).extend([item] if item else [])
+    return {name: only(PARTS[name], items, gpus) if items else PARTS[name]
+            for name, items in wanted.items()}
+
+
+def only(part, items, gpus=None):
+    """Return the part with only these items, and the helpers that they need."""
+    every = {name: None for of in names_of(part, gpus) for name in of if name not in HELPERS}
+    for item in items:
+        if item not in every:
+            raise ValueError(f"item of {part.name} must be one of {', '.join(every)}, got {item!r}")
+    made = lambda machine, folder: [one for one in part.items(machine, folder)
+                                    if one.name in (*items, *HELPERS)]
+    seconds = math.ceil(part.seconds * part.calls * len(set(items)) / len(every))
+    return dataclasses.replace(part, items=made, seconds=min(seconds, part.seconds), calls=1)

@@ -17,7 +17,8 @@ GRACE_S = 30  # after the end, until the last item is ended and written
 
 def command_of(name, gpu, args):
     """Return the command that measures a part into OUT/name, with its programs' files of that GPU."""
-    words = [sys.executable, MEASURE, name, "--out", args.out / name, "--cache", args.cache,
+    chosen = [word for word in args.parts if word.partition("/")[0] == name] or [name]
+    words = [sys.executable, MEASURE, *chosen, "--out", args.out / name, "--cache", args.cache,
              "--work", args.work / f"gpu-{gpu}", "--results", args.results]  # fmt: skip
     for option in ("programs", "wheel", "packages", "peers"):
         if value := getattr(args, option):

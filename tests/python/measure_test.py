@@ -169,6 +169,22 @@ class Measure(StandIns):
         said = self.run_parts("kernels")
         self.assertIn("the wheel is of commit 7654321, the programs are of 0123abcd", said.stderr)
 
+    def test_measures_chosen_items(self):
+        said = self.run_parts("kernels/olmoe", "kernels/wide", "routing")
+        self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+        self.assertIn("kernels: 20 s expected", said.stderr)
+        self.assertEqual({one.values["item"] for one in self.lines()},
+                         {"kernels/olmoe", "kernels/wide", "routing/routing"})
+        self.assertIn("kernels: 2 of 15 items are current", self.merge())
+        self.assertIn("kernels: current", self.run_parts("kernels/olmoe").stderr)
+        self.assertIn("item of kernels must be one of 7b-n256, ", self.run_parts("kernels/x").stderr)
+        self.gpus(2)
+        said = self.run_parts("fsdp/7b-8-gpus-shared-experts")  # of a machine with eight GPUs
+        self.assertIn("on this machine, item of fsdp must be one of 7b-2-gpus", said.stderr)
+        self.run_parts("--side-by-side", "kernels/gpt-oss-20b")
+        self.assertEqual({one.values["item"] for one in self.lines("out/kernels/measured.jsonl")},
+                         {"kernels/gpt-oss-20b"})
+
     def test_peers_are_in_site_packages(self):
         said = self.run_parts("--peers", self.folder, "kernels")
         self.assertEqual(said.returncode, 2)
