@@ -372,7 +372,7 @@ PARTS = {part.name: part for part in (
          rf"^bench/(?!({'|'.join(map(re.escape, OTHER_LAYERS))})/)"),
     Part("rounding", "rounding", 60, BENCH, rounding, r"^rounding-layer/"),
     Part("training", "pretrain", 340, TRAINING, training, KEPT),
-    Part("kernels", "kernels", 150, STEPS, kernels, r"^kernels/"),
+    Part("kernels", "kernels", 160, STEPS, kernels, r"^kernels/"),
     Part("more-peers", "peers", 420, BENCH, peers(OTHER_LAYERS),
          rf"^bench/({'|'.join(map(re.escape, OTHER_LAYERS))})/"),
     Part("release", "peers", 400, BENCH, release, r"^release/", of_release),

@@ -80,7 +80,7 @@ class Measure(StandIns):
         said = self.run_parts("kernels")
         self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
         names = [one.name for one in self.lines()]
-        self.assertEqual(len(names), 15)
+        self.assertEqual(len(names), 16)
         self.assertIn("kernels/7b-n256-zipf/forward", names)
         for one in self.lines():
             self.assertEqual(one.values["item"], f"kernels/{one.name.split('/')[1]}")
@@ -98,7 +98,7 @@ class Measure(StandIns):
                                        one.values | {"sources": "0123456789"})
                    for one in self.lines("results/kernels.jsonl")]
         records.write(self.results / "kernels.jsonl", changed)
-        self.assertIn("0 of 15 items are current; lines of 0123abc",
+        self.assertIn("0 of 16 items are current; lines of 0123abc",
                       self.run_parts("--list", "kernels").stdout)
         self.run_parts("--again", "kernels")
         self.assertEqual(self.runs_of("tilemoe_kernels"), 2 * ran)
@@ -108,7 +108,7 @@ class Measure(StandIns):
         said = self.run_parts("kernels")
         self.assertEqual(said.returncode, 1)
         self.assertIn("kernels, olmoe: exit status 3", said.stdout)
-        self.assertIn("kernels: 14 of 15 items are current", self.merge())
+        self.assertIn("kernels: 15 of 16 items are current", self.merge())
         self.marker("fails", "olmoe").unlink()
         ran = self.runs_of("tilemoe_kernels")
         self.assertEqual(self.run_parts("kernels").returncode, 0)
@@ -125,10 +125,10 @@ class Measure(StandIns):
             command.terminate()
             self.assertEqual(command.wait(timeout=20), 128 + signal.SIGTERM)
         self.assertEqual(len(self.lines()), 4)
-        self.assertIn("kernels: 4 of 15 items are current", self.merge())
+        self.assertIn("kernels: 4 of 16 items are current", self.merge())
         self.marker("waits", "olmoe").unlink()
         self.run_parts("kernels")
-        self.assertEqual(len(self.lines()), 11)
+        self.assertEqual(len(self.lines()), 12)
         self.assertIn("kernels: current", self.merge())
 
     def test_older_lines_go_when_the_part_is_complete(self):
@@ -147,13 +147,13 @@ class Measure(StandIns):
         self.run_parts("kernels")
         self.assertIn("1 older lines were removed", self.merge())
         found = {one.name for one in self.lines("results/kernels.jsonl")}
-        self.assertEqual(len(found), 16)
+        self.assertEqual(len(found), 17)
         self.assertIn("gemm/olmoe", found, "it is not the part's")
 
     def test_a_part_without_time_is_not_started(self):
         said = self.run_parts("--seconds", "30", "kernels", "routing")
         self.assertEqual(said.returncode, 0, said.stderr)
-        self.assertIn("kernels: not started: 150 s expected", said.stderr)
+        self.assertIn("kernels: not started: 160 s expected", said.stderr)
         self.assertIn("  routing: ", said.stderr)
         self.assertEqual({one.values["item"] for one in self.lines()}, {"routing/routing"})
 
@@ -175,7 +175,7 @@ class Measure(StandIns):
         self.assertIn("kernels: 20 s expected", said.stderr)
         self.assertEqual({one.values["item"] for one in self.lines()},
                          {"kernels/olmoe", "kernels/wide", "routing/routing"})
-        self.assertIn("kernels: 2 of 15 items are current", self.merge())
+        self.assertIn("kernels: 2 of 16 items are current", self.merge())
         self.assertIn("kernels: current", self.run_parts("kernels/olmoe").stderr)
         self.assertIn("item of kernels must be one of 7b-n256, ", self.run_parts("kernels/x").stderr)
         self.gpus(2)
@@ -196,7 +196,7 @@ class Measure(StandIns):
         self.assertEqual(said.returncode, 1, said.stderr)
         self.assertIn("ranks, fp8-shards: exit status 1", said.stdout)  # after the parts of one GPU
         self.assertNotIn("kernels", said.stdout)
-        for part, gpu, items in (("kernels", 0, 15), ("routing", 1, 1)):
+        for part, gpu, items in (("kernels", 0, 16), ("routing", 1, 1)):
             self.assertIn(f"{part}: {parts.PARTS[part].seconds} s expected, on GPU {gpu}", said.stderr)
             self.assertEqual(len(self.lines(f"out/{part}/measured.jsonl")), items)
             self.assertTrue((self.folder / "work" / f"gpu-{gpu}" / part).is_dir())
@@ -208,7 +208,7 @@ class Measure(StandIns):
         self.gpus(2)
         self.marker("fails", "olmoe").touch()
         said = self.run_parts("--side-by-side", "--seconds", "100", "kernels", "routing")
-        self.assertIn("kernels: not started: 150 s expected", said.stderr)
+        self.assertIn("kernels: not started: 160 s expected", said.stderr)
         self.assertEqual(said.returncode, 0, said.stdout)
         said = self.run_parts("--side-by-side", "kernels")
         self.assertEqual((said.returncode, said.stdout), (1, "kernels, olmoe: exit status 3\n"))
@@ -235,7 +235,7 @@ class Measure(StandIns):
         self.run_parts("kernels")
         self.merge()
         self.assertIn("kernels: 10 s expected", self.run_parts("kernels").stderr)
-        self.assertIn("kernels: 150 s expected", self.run_parts("--again", "kernels").stderr)
+        self.assertIn("kernels: 160 s expected", self.run_parts("--again", "kernels").stderr)
 
     def test_the_last_of_two_measurements_is_merged(self):
         self.run_parts("routing")
