@@ -78,9 +78,11 @@ def commits_of(lines):
 
 def measured(one, *others, shown=SHOWN):
     """Return "Measured on ..." with the devices, the commits and the versions of all lines."""
-    versions = {}
-    for each in (*others, one):
-        versions |= each.versions
+    versions = {}  # of each name, in the lines' order
+    for each in (one, *others):
+        for name, version in each.versions.items():
+            versions.setdefault(name, {})[version] = None
+    versions = {name: " and ".join(found) for name, found in versions.items()}
     said = [f"{name} {versions[name]}" for name in shown if name in versions]
     known, ours = versions.get("tilemoe"), commits_of((one, *others))
     ours = f"TileMoE {known} ({ours})" if known else f"TileMoE at {ours}"
@@ -160,15 +162,22 @@ def quack(one):
     return f"sonic-moe, quack {one.versions['quack-kernels']}"
 
 
+def compared(found):
+    """Return the lines of TileMoE and of sonic-moe, for the conditions of their comparison."""
+    return [of[name] for name in ("tilemoe", SONIC) for of in found]
+
+
 def layers():
     """Compare the layer from PyTorch with its peers."""
     results, rows, memory = Results("peers"), [], []
     found, release = results.table_of("bench"), results.table_of("release")
     peers = PEERS | SCATTER if any(SCATTER.keys() <= of.keys() for of in found.values()) else PEERS
     both = lambda ours, peer: " / ".join(times_faster(ours, peer, f"{way}_ms") for way in PASSES)
+    newest = quack(next(iter(found.values()))[SONIC])
     for layer, of in found.items():
         ours, older = of["tilemoe"], release.get(layer)
-        ratios = [both(ours, of[peer]) if peer in of else "" for peer in peers]
+        shown = [peer in of and (peer != SONIC or quack(of[peer]) == newest) for peer in peers]
+        ratios = [both(ours, of[peer]) if there else "" for peer, there in zip(peers, shown)]
         if release:
             there = older and SONIC in older
             ratios.append(both(older["tilemoe"], older[SONIC]) if there else "")
@@ -176,14 +185,13 @@ def layers():
         cell = lambda peer, of=of: f"{peak(of[peer]) / MIB:.0f}" if peer in of else ""
         memory.append([layer, *map(cell, ("tilemoe", *peers)),
                        f"{of['tilemoe'].values['saved_bytes'] / MIB:.0f}"])  # fmt: skip
-    of = next(iter(found.values()))
-    vs = [f"vs {quack(of[peer]) if peer == SONIC else name}" for peer, name in peers.items()]
+    vs = [f"vs {newest if peer == SONIC else name}" for peer, name in peers.items()]
     vs += [f"vs {quack(next(iter(release.values()))[SONIC])}"] if release else []
     return section(
         "Layers",
         "From PyTorch, router included.",
         table(["layer", "TileMoE, ms", *vs], rows),
-        source("peers", of["tilemoe"], of[SONIC]),
+        source("peers", *compared(found.values())),
         "Peak memory and TileMoE's saved memory, MiB:",
         table(["layer", "TileMoE", *peers.values(), "saved"], memory),
     )
@@ -827,12 +835,13 @@ def readme_table():
         rows.append([name, f"{ours.median('total_ms'):.1f}",
                      *(f"{of[peer].median('time_over_tilemoe'):.2f}x" for peer in PEERS),
                      less(ours, of[SONIC])])  # fmt: skip
-    ours, sonic = (found["olmoe"][peer] for peer in ("tilemoe", SONIC))
+    ours = found["olmoe"]["tilemoe"]
     device = ours.device.removeprefix("NVIDIA ")
     header = [f"one layer, {device}, bf16, T = {ours.values['T']:,}", "ms", *VS_PEERS,
               "peak memory vs sonic-moe"]  # fmt: skip
     said = ("Forward and backward, router included; \"x\" is the peer's time divided by TileMoE's. "
-            f"{measured(ours, sonic, shown=SHOWN[:-1])}. {slower(found)}`python -m tilemoe bench` "
+            f"{measured(*compared([found[name] for name in MODELS]), shown=SHOWN[:-1])}. "
+            f"{slower(found)}`python -m tilemoe bench` "
             "compares them on your machine. [More results](docs/results.md).")  # fmt: skip
     return table(header, rows) + "\n\n" + paragraph(said)
 
