@@ -5,12 +5,13 @@
   scripts/gpu/measure.py --programs DIR --wheel WHEEL --packages DIR --peers DIR --out OUT
   scripts/gpu/measure.py --merge OUT/measured.jsonl  # into benchmarks/results
 
-A part's name measures its items, PART/ITEM one of them. The parts are in the order of their use. Without names, a machine with one GPU measures the parts of
-one GPU, and one with several GPUs the parts of several. A part ends within 10 minutes; a part that
-would not end within --seconds is not started. `recipes` needs six calls on one GPU; on several, if
-it is named, each GPU runs one of its trainings at a time. An item whose line in benchmarks/results
-has the hash of the present sources is current and is skipped, so that an interrupted command
-continues after --merge. The build and the wheel must be of the present sources.
+A part's name measures its items, PART/ITEM one of them. The parts are in the order of their use.
+Without names, a machine with one GPU measures the parts of one GPU, and one with several GPUs the
+parts of several. A part ends within 10 minutes; a part that would not end within --seconds is not
+started. `recipes` needs six calls on one GPU; on several, if it is named, each GPU runs one of its
+trainings at a time. An item whose line in benchmarks/results has the hash of the present sources is
+current and is skipped, so that an interrupted command continues after --merge. The build and the
+wheel must be of the present sources.
 
 --side-by-side first measures the parts of one GPU at the same time, each on a GPU of its own, into
 OUT/PART. Also, with CUDA_VISIBLE_DEVICES, commands that share a machine measure on their own GPUs.
@@ -320,7 +321,7 @@ def parsed():
     add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
     args = parser.parse_args()
     try:
-        parts.chosen(args.parts, MAX_GPUS)
+        parts.chosen(args.parts, None if args.list else MAX_GPUS)
     except ValueError as error:
         parser.error(str(error))
     if not (args.list or args.merge) and not (args.programs and args.out):

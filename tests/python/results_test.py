@@ -1,6 +1,7 @@
 """The results files, and what is written and drawn from them: docs/results.md, README.md's table
 and pictures. Without torch."""
 
+import dataclasses
 import pathlib
 import re
 import shutil
@@ -220,7 +221,7 @@ class Pages(Copied):
             sonic["forward_ms"] = ours("forward_ms") * forward
             sonic["backward_ms"] = ours("backward_ms") * backward
         for layer in ("gpt-oss-20b", "qwen3-235b", "kimi-linear"):
-            lines[f"bench/{layer}/sonic-moe"].values["backward_ms"] = 1e3
+            lines[f"bench/{layer}/sonic-moe"].values.update(forward_ms=1e3, backward_ms=1e3)
         records.write(path, lines.values())
         said = " ".join(results_page.readme_table().split())
         self.assertIn(" Slower than sonic-moe: olmoe's forward pass by 11 %. `python", said)
@@ -373,6 +374,21 @@ class Measured(Copied):
         self.assertEqual(cells[2], cells[-1].removesuffix(" |"))
         self.assertEqual(cells[3], cells[5])
         self.assertNotIn("release", results_page.readme_table())
+
+    def test_a_layer_next_to_another_quack_has_no_ratio(self):
+        path = self.folder / "peers.jsonl"
+        quack = lambda one: "0.0.1" if one.name == "bench/olmoe/sonic-moe" else "0.0.2"
+        lines = [dataclasses.replace(one, versions=one.versions | {"quack-kernels": quack(one)})
+                 for one in records.read(path) if not one.name.startswith("release/")]  # fmt: skip
+        records.write(path, sorted(lines, key=lambda one: one.name.startswith("bench/olmoe/")))
+        shown = results_page.layers()
+        times = shown.split("Peak memory")[0]
+        cells = {line.split(" | ")[0]: line.split(" | ") for line in times.splitlines()}
+        self.assertEqual(cells["| layer"][2], "vs sonic-moe, quack 0.0.2")
+        self.assertEqual(cells["| olmoe"][2], "")
+        self.assertRegex(cells["| wide"][2], "x / ")
+        for text in (shown, results_page.readme_table()):
+            self.assertRegex(" ".join(text.split()), "quack-kernels 0.0.[12] and 0.0.[12], ")
 
     def test_memory_from_pytorch_and_jax_and_ranks(self):
         path = self.folder / "memory.jsonl"
