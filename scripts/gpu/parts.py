@@ -139,7 +139,7 @@ def cache(machine, folder, of):
     return (getattr(machine, "cache", None) or folder.parent) / f"cache-{of}"
 
 
-def bench_item(machine, folder, name, words, against, limit_s=150, packages=(), of="sonic-moe"):
+def bench_item(machine, folder, name, words, against, limit_s=240, packages=(), of="sonic-moe"):
     file = folder / f"{name}.jsonl"
     item = machine.torch_item(
         name, ["-m", "tilemoe", "bench", *words, "--device", "cuda", "--against", *against,
@@ -225,7 +225,7 @@ def training(machine, folder):
                  "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "1",
                  "--implementations", experts]
         words += [] if whole else ["--layers", str(SHORT_LAYERS)]
-        limit_s = 240 if experts == "sonic-moe" else 150  # it may have to compile
+        limit_s = 400 if experts == "sonic-moe" else 150  # it may have to compile
         made = machine.torch_item(name, words, limit_s, lambda _: several_gpus.trained(file))
         if experts in ("sonic-moe", "scattermoe"):
             with_packages(machine, made, experts, cache(machine, folder, experts))
@@ -371,7 +371,7 @@ PARTS = {part.name: part for part in (
     Part("peers", "peers", 480, BENCH, peers(README_LAYERS),
          rf"^bench/(?!({'|'.join(map(re.escape, OTHER_LAYERS))})/)"),
     Part("rounding", "rounding", 60, BENCH, rounding, r"^rounding-layer/"),
-    Part("training", "pretrain", 340, TRAINING, training, KEPT),
+    Part("training", "pretrain", 500, TRAINING, training, KEPT),
     Part("kernels", "kernels", 160, STEPS, kernels, r"^kernels/"),
     Part("more-peers", "peers", 420, BENCH, peers(OTHER_LAYERS),
          rf"^bench/({'|'.join(map(re.escape, OTHER_LAYERS))})/"),
