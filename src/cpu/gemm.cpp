@@ -123,6 +123,10 @@ int64_t operand_floats(int64_t rows, int64_t columns, int64_t depth) {
 
 }  // namespace
 
+bool transposing_keeps_bits() {
+  return has_avx512();
+}
+
 // Rows of a plain operand are padded over the whole depth at once.
 int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth) {
   return operand_floats(rows, columns, depth) + kMaxPaddedRows * (depth + columns);

@@ -18,6 +18,10 @@ int64_t panel_floats(int64_t rows, int64_t columns, int64_t depth);
 void multiply(int64_t rows, int64_t columns, int64_t depth, const Matrix& A, const Matrix& B,
               bool add, float* C, int64_t row_stride, float* panels);
 
+// Whether C^T = B^T A^T has the bits of C = A B. On AVX2 oneDNN sums the columns that fill no vector
+// of 16 in an order of their own.
+bool transposing_keeps_bits();
+
 // C += rows factor^T, for the rows of `adapter` from `first_row` and the rows of its factor from
 // `first_column`. Nothing without an adapter.
 void add_adapter(const Adapter& adapter, int64_t expert, int64_t first_row, int64_t rows,

@@ -20,9 +20,10 @@ struct OuterProduct {
   Matrix out;    // (rows, columns)
   int64_t rows, columns;
 
-  // The same, transposed if the rows of `out` are not contiguous.
+  // The same, transposed if the rows of `out` are not contiguous. The bits do not depend on the
+  // layout of `out`.
   OuterProduct along_out() const {
-    if (out.rows_are_contiguous()) return *this;
+    if (out.rows_are_contiguous() || !transposing_keeps_bits()) return *this;
     return {right, left, out.transposed(), columns, rows};
   }
 };
