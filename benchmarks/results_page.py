@@ -41,8 +41,8 @@ WAYS = {"own": "none, all experts on each GPU", "lossless": "all-gather, memory 
 NAMED = {"7b-n256-zipf": "7b-n256, Zipf load",
          "qwen3-235b-zipf": "qwen3-235b, Zipf load",
          "7b-n256-one-expert": "7b-n256, K = 1, all tokens choose one expert",
-         "gpt-oss-20b-biases": "gpt-oss-20b with biases",
-         "gpt-oss-20b-transformers": "the same, weights as in transformers"}  # fmt: skip
+         "gpt-oss-20b-biases": "gpt-oss-20b with biases, weights as in transformers",
+         "gpt-oss-20b-biases-alone": "gpt-oss-20b with biases"}  # fmt: skip
 FORMATS = {"fp8": "FP8", "mxfp4": "MXFP4", "nf4": "NF4", "nf4_double": "NF4, double",
            "nvfp4": "NVFP4"}  # fmt: skip
 SHOWN = ("sonic-moe", "quack-kernels", "torchtitan", "torch", "jax", "onednn", "nccl", "driver")

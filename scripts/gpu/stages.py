@@ -582,8 +582,8 @@ def kernels(machine, folder):
         *(item(layer, [layer]) for layer in CONFIGS),
         *(item(f"{layer}-zipf", [layer, "--load", "zipf"]) for layer in ("7b-n256", "qwen3-235b")),
         item("7b-n256-one-expert", ["7b-n256", "--load", "one-expert"]),
-        item("gpt-oss-20b-biases", ["gpt-oss-20b", "--biases"]),
-        item("gpt-oss-20b-transformers", ["gpt-oss-20b", "--biases", "--weights", "gpt-oss"]),
+        item("gpt-oss-20b-biases", ["gpt-oss-20b", "--biases", "--weights", "gpt-oss"]),
+        item("gpt-oss-20b-biases-alone", ["gpt-oss-20b", "--biases"]),
         # Top-K and token rounding with the same T and K and more and more experts of fewer rows.
         *(item(f"{layer}-{rule}", [layer, "--rounding", rule, "--pass", "forward"])
           for layer in SPARSE for rule in ("none", "nearest")),
