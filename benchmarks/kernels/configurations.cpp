@@ -1,5 +1,5 @@
 // Every tile configuration of the GEMMs that have several, interleaved, and the cost model's pick;
-// then column groups, and PDL.
+// then column groups, gathered rows or rows in order, and PDL.
 #include <algorithm>
 #include <cstdio>
 
@@ -79,6 +79,7 @@ class Comparison {
     worst_ = judged;
     compare_column_groups(step::up_projection, up_, up);
     compare_column_groups(step::down_projection, down_, down);
+    compare_gather(up);
     std::vector<Choice> launches;
     for (const bool pdl : {false, true})
       launches.push_back({pdl ? "with PDL" : "without PDL", [&, pdl] {
@@ -154,6 +155,18 @@ class Comparison {
                          }});
     compare(name, choices);
     finish(std::string(name) + ", column groups");
+  }
+
+  // What it costs that threads gather the rows: TMA loads rows that are in the experts' order.
+  template <class Run>
+  void compare_gather(const Run& run) {
+    UpProjection in_order = up_;
+    in_order.rows.token = nullptr;
+    in_order.X = Y_;
+    fill_normal(layer_.memory(), Y_, 1, 3);
+    compare(step::up_projection,
+            {{"gathered", [&] { run(up_); }}, {"in order", [&] { run(in_order); }}});
+    finish(std::string(step::up_projection) + ", gather");
   }
 
   Case case_;

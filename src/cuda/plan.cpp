@@ -25,11 +25,11 @@ ArchName arch_of(const ExpertsPlan* plan) {
 
 namespace {
 
-DeviceModel model_of(ArchName arch, int sms) {
+DeviceModel model_of(ArchName arch, const DeviceInfo& device) {
   switch (arch) {
-    case ArchName::kSm80: return mma_sync_model(sms);
-    case ArchName::kSm90: return hopper_model(sms);
-    case ArchName::kSm100: return blackwell_model(sms);
+    case ArchName::kSm80: return mma_sync_model(device.sms);
+    case ArchName::kSm90: return hopper_model(device.sms, device.memory_bytes_per_s);
+    case ArchName::kSm100: return blackwell_model(device.sms);
   }
   TILEMOE_ASSERT(false, "arch " << static_cast<int>(arch) << " has no cost model");
 }
@@ -77,8 +77,8 @@ Kernel choose(const Step& step) {
   }
   ProjectionSize size = size_of(step);
   if (is_fp8(key.variant.recipe)) size.sum /= 2;  // the same bytes and MMAs, in 16 bits
-  const int sms = device_of(step.tuning.plan).sms;
-  return &choose_tile(size, offered(tiles, key.arch), model_of(key.arch, sms));
+  const DeviceModel model = model_of(key.arch, device_of(step.tuning.plan));
+  return &choose_tile(size, offered(tiles, key.arch), model);
 }
 
 // The planned kernel of the step's columns, unless the step requests a tile: the last block of

@@ -27,6 +27,7 @@ DeviceInfo gpu(int major, int minor) {
           .minor = minor,
           .l2_bytes = 40 << 20,
           .shared_bytes = 163 * 1024,
+          .memory_bytes_per_s = 3.35e12,
           .name = "Some GPU"};
 }
 

@@ -13,6 +13,15 @@ namespace tilemoe::cuda {
 
 namespace {
 
+// Two transfers per clock.
+double memory_bytes_per_s(int index) {
+  int kilohertz = 0, bits = 0;
+  if (cudaDeviceGetAttribute(&kilohertz, cudaDevAttrMemoryClockRate, index) != cudaSuccess ||
+      cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index) != cudaSuccess)
+    return 0;
+  return 2e3 * kilohertz * bits / 8;
+}
+
 DeviceInfo read(int index) {
   cudaDeviceProp properties{};
   TILEMOE_CHECK_CUDA(cudaGetDeviceProperties(&properties, index), "device " << index);
@@ -22,6 +31,7 @@ DeviceInfo read(int index) {
           .minor = properties.minor,
           .l2_bytes = static_cast<size_t>(properties.l2CacheSize),
           .shared_bytes = static_cast<int>(properties.sharedMemPerBlockOptin),
+          .memory_bytes_per_s = memory_bytes_per_s(index),
           .name = properties.name};
 }
 

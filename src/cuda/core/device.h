@@ -48,7 +48,8 @@ struct DeviceInfo {
   int sms;
   int major, minor;  // compute capability
   size_t l2_bytes;
-  int shared_bytes;  // maximum of a CTA
+  int shared_bytes;           // maximum of a CTA
+  double memory_bytes_per_s;  // of the specification, 0 if unknown
   std::string name;
 
   std::string capability() const { return std::to_string(major) + "." + std::to_string(minor); }

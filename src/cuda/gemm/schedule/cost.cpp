@@ -45,6 +45,13 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
 // Row blocks of an expert with rows, up to which all are said to have one.
 constexpr double kOneBlock = 1.1;
 
+// Bytes that L2 delivers for a byte of a row's part of 128 bytes. L2 delivers sectors of 32 bytes. If
+// every other row begins within a sector, every other part lies in five instead of four.
+double l2_bytes_of_a_byte(int64_t row_elements) {
+  constexpr int64_t kSectorElements = 16;
+  return row_elements % kSectorElements == 0 ? 1 : 1.125;
+}
+
 }  // namespace
 
 // Cycles of the whole GEMM. The epilogue of a cooperative tile is exposed; in ping-pong it overlaps
@@ -69,7 +76,8 @@ double predicted_cycles(const ProjectionSize& size, const TileConfiguration& til
   const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
   const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
   const double loads = static_cast<double>(blocks(size.sum, 64)) *
-                       (tile.block_m + b_read * tile.block_n) * 128 / device.l2_bytes;
+                       (tile.block_m + b_read * tile.block_n) * 128 * l2_bytes_of_a_byte(size.sum) /
+                       device.l2_bytes;
   // Each operand once; gathered rows are few compared with the weights.
   const double operands = 2.0 * static_cast<double>(size.sum) *
                           (row_blocks.touched * static_cast<double>(size.E * size.columns) +
