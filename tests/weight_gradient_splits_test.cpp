@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -217,6 +218,25 @@ TEST(ReferenceTilesOf, AWeightGradientComeInGroupsOfColumns) {
   EXPECT_EQ(order[8], std::pair(2, 0));
   EXPECT_EQ(order[16], std::pair(0, 8));
   EXPECT_EQ(order[21], std::pair(2, 10));
+}
+
+// Each block of 256 rows and of columns once, by groups of columns; an odd last block of 128 rows
+// has one, too.
+TEST(ReferenceTilesOf, AWeightGradientHaveEqualBlocksOfAllRows) {
+  for (const int32_t m_blocks : {1, 2, 5, 8})
+    for (const int32_t n_blocks : {1, 8, 11}) {
+      const ReferenceTiles reference{.m_blocks = m_blocks, .n_blocks = n_blocks};
+      ASSERT_EQ(reference.whole_blocks(), (m_blocks + 1) / 2 * n_blocks);
+      std::vector<std::tuple<int32_t, int32_t, int32_t>> met;  // group of columns, rows, columns
+      for (int32_t number = 0; number < reference.whole_blocks(); ++number) {
+        const auto block = reference.whole_block(number);
+        EXPECT_LT(block.m_block, (m_blocks + 1) / 2);
+        EXPECT_LT(block.n_block, n_blocks);
+        met.emplace_back(block.n_block / ReferenceTiles::kGroup, block.m_block, block.n_block);
+      }
+      EXPECT_TRUE(std::is_sorted(met.begin(), met.end()));
+      EXPECT_EQ(std::adjacent_find(met.begin(), met.end()), met.end());
+    }
 }
 
 TEST(ReferenceTilesOf, AWeightGradientAreNarrowWhereWideOnesWaste) {

@@ -87,8 +87,8 @@ struct SecondHalf<1> {
 // tiles of the experts in descending order of rows, alternately forwards and backwards, so that a
 // cluster with the longer tile of one round has the shorter tile of the next.
 //
-// With kCtas = 1 a CTA takes the part of a cluster: a reference tile of twice the rows, or, where
-// its halves have different columns, one half after the other.
+// With kCtas = 1 a CTA takes the part of a cluster: a tile of twice the rows. If the halves of a
+// long expert's reference tile have different columns, it takes one half after the other.
 template <int BLOCK_K, int kCtas = 2>
 class ExpertTiles : SecondHalf<kCtas> {
  public:
@@ -102,22 +102,17 @@ class ExpertTiles : SecondHalf<kCtas> {
 
   // All lanes of a warp call it. False at the end.
   __device__ bool next(Tile& tile) {
-    if constexpr (kCtas == 1) return next_whole(tile);
-    return next_half(tile);
+    if constexpr (kCtas == 1)
+      if (takes_second_half(tile)) return true;
+    if (next_ == split_end_ && split_ < long_tiles_.splits().count) begin_split();
+    return next_ < split_end_ ? next_of_split(tile) : next_of_short(tile);
   }
 
   // Half of reference tile `number` of the expert.
   __device__ static Tile tile_of(const Params& params, const RankedExpert& expert, int32_t number,
                                  int32_t half) {
     const ReferenceTiles::Half place = params.reference.half(number, half);
-    // An expert without rows has one k block, of zeros.
-    return {.expert = expert.expert,
-            .row_begin = expert.begin,
-            .row_end = expert.end,
-            .n_block = place.n_block,
-            .k_blocks = max(1, sum_blocks(expert.end - expert.begin)),
-            .m_block = place.m_block,
-            .multicast_b = place.same_columns};
+    return tile_at(expert, place.m_block, place.n_block, place.same_columns);
   }
 
  private:
@@ -125,27 +120,36 @@ class ExpertTiles : SecondHalf<kCtas> {
   __device__ static int32_t clusters() { return static_cast<int32_t>(gridDim.x) / kCtas; }
   __device__ static int32_t half() { return static_cast<int32_t>(blockIdx.x) % kCtas; }
 
-  __device__ bool next_half(Tile& tile) {
-    if (next_ == split_end_ && split_ < long_tiles_.splits().count) begin_split();
-    return next_ < split_end_ ? next_of_split(tile) : next_of_short(tile);
+  __device__ static Tile tile_at(const RankedExpert& expert, int32_t m_block, int32_t n_block,
+                                 bool multicast_b) {
+    // An expert without rows has one k block, of zeros.
+    return {.expert = expert.expert,
+            .row_begin = expert.begin,
+            .row_end = expert.end,
+            .n_block = n_block,
+            .k_blocks = max(1, sum_blocks(expert.end - expert.begin)),
+            .m_block = m_block,
+            .multicast_b = multicast_b};
   }
 
-  // The first half with all rows of the tile, and then a second one of other columns.
-  __device__ bool next_whole(Tile& tile) {
+  __device__ bool takes_second_half(Tile& tile) {
     SecondHalf<kCtas>& second = *this;
-    if (second.is_left) {
-      second.is_left = false;
-      tile = second.tile;
-      return true;
-    }
-    if (!next_half(tile)) return false;
+    if (!second.is_left) return false;
+    second.is_left = false;
+    tile = second.tile;
+    return true;
+  }
+
+  // Turns the first half of a reference tile into all of its rows, and then a second one of other
+  // columns.
+  __device__ void take_both_halves(Tile& tile) {
+    SecondHalf<kCtas>& second = *this;
     tile.m_block /= 2;
     second.is_left = !tile.multicast_b && tile.n_block + 1 < params_.reference.n_blocks;
     tile.multicast_b = false;
     second.tile = tile;
     ++second.tile.n_block;
     if (second.tile.partial_sum >= 0) ++second.tile.partial_sum;
-    return true;
   }
 
   // The next one of the cluster, if it has one.
@@ -169,18 +173,25 @@ class ExpertTiles : SecondHalf<kCtas> {
     const bool ends_expert =
         place.k_block + tile.k_blocks == whole && place.tile + 1 == params_.long_tiles.tiles;
     if (ends_expert) ++rank_;
+    if constexpr (kCtas == 1) take_both_halves(tile);
     return true;
   }
 
   __device__ bool next_of_short(Tile& tile) {
-    const int32_t tiles = params_.long_tiles.tiles;
+    const int32_t tiles = kCtas == 1 ? params_.reference.whole_blocks() : params_.long_tiles.tiles;
     const int32_t index =
         round_ * clusters() + (round_ % 2 == 0 ? cluster() : clusters() - 1 - cluster());
-    const int32_t in_order = index / tiles;
+    const int32_t in_order = index / tiles, number = index - in_order * tiles;
     const int32_t rank = long_tiles_.experts() + in_order;
     if (rank >= params_.E) return false;
     ++round_;
-    tile = tile_of(params_, params_.long_tiles.ranked[rank], index - in_order * tiles, half());
+    const RankedExpert expert = params_.long_tiles.ranked[rank];
+    if constexpr (kCtas == 1) {
+      const ReferenceTiles::Block place = params_.reference.whole_block(number);
+      tile = tile_at(expert, place.m_block, place.n_block, false);
+    } else {
+      tile = tile_of(params_, expert, number, half());
+    }
     return true;
   }
 

@@ -71,12 +71,31 @@ struct ReferenceTiles {
       if (n_block == n_blocks) return {m_blocks, n_blocks - 1, false};
       return {m_blocks - 1, n_block, false};
     }
+    const Block place = in_groups(number, together);
+    return {place.m_block * 2 + which, place.n_block, true};
+  }
+
+  // The blocks of a kernel whose CTAs compute 256 rows: those of an odd last block of 128 rows are
+  // half empty. As each has 256 rows, all take the same time. So the CTAs stay in step, and
+  // their operands come from L2 but for the first that reads them. A CTA with two of the last
+  // blocks, which make one reference tile, would fall a tile behind.
+  struct Block {
+    int32_t m_block, n_block;  // of 2 * kRows rows
+  };
+  TILEMOE_HOST_DEVICE int32_t whole_blocks() const { return (m_blocks + 1) / 2 * n_blocks; }
+  TILEMOE_HOST_DEVICE Block whole_block(int32_t number) const {
+    return in_groups(number, (m_blocks + 1) / 2);
+  }
+
+ private:
+  // In the order of groups of columns; `together`: blocks of 2 * kRows rows.
+  TILEMOE_HOST_DEVICE Block in_groups(int32_t number, int32_t together) const {
     const int32_t group = number / (together * kGroup);
     const int32_t first_n = group * kGroup;
     const int32_t in_group = number - first_n * together;
     const int32_t width = n_blocks - first_n < kGroup ? n_blocks - first_n : kGroup;
-    const int32_t m_step = in_group / width;
-    return {m_step * 2 + which, first_n + in_group - m_step * width, true};
+    const int32_t m_block = in_group / width;
+    return {m_block, first_n + in_group - m_block * width};
   }
 };
 
