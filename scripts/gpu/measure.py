@@ -86,10 +86,10 @@ def measuring(names):
     return [name for name in names if name not in HELPERS]
 
 
-def state(part, results, gpus=None):
+def state(part, results, machine=None):
     """Return a sentence, and whether all items are current."""
     current = results.current(part)
-    names = [measuring(of) for of in parts.names_of(part, gpus)]
+    names = [measuring(of) for of in parts.names_of(part, machine=machine)]
     count, total = max((sum(name in current for name in of), len(of)) for of in names)
     if count == total:
         return "current", True
@@ -111,10 +111,10 @@ def plan(results, chosen):
     return 0
 
 
-def expected(part, results, again, gpus=None):
+def expected(part, results, again, machine=None):
     """Return the seconds that the items of a call take which are not current."""
     current = set() if again else results.current(part)
-    names = max(map(measuring, parts.names_of(part, gpus)), key=len)
+    names = max(map(measuring, parts.names_of(part, machine=machine)), key=len)
     left = sum(name not in current for name in names) / len(names)
     return min(part.seconds, part.seconds * part.calls * left)
 
@@ -264,18 +264,18 @@ def work(args, results):
     several, failed = len(machine.gpus) > 1, []
     output = Output(args.out / "prepare" if args.prepare else args.out)  # both may run at a time
     try:
-        chosen = parts.chosen(args.parts, len(machine.gpus))
+        chosen = parts.chosen(args.parts, machine)
     except ValueError as error:
         sys.exit(f"measure.py: error: on this machine, {error}")
     chosen = chosen or {name: part for name, part in PARTS.items()
                         if (part.gpus > 1) == several or args.side_by_side and not part.spreads}
     seconds = {}  # of the parts that are not current
     for part in chosen.values():
-        text, done = state(part, results, len(machine.gpus))
+        text, done = state(part, results, machine)
         if done and not args.again:
             say(f"{part.name}: {text}")
         else:
-            seconds[part.name] = expected(part, results, args.again, len(machine.gpus))
+            seconds[part.name] = expected(part, results, args.again, machine)
     if args.side_by_side and not args.prepare:
         alone = {name: of for name, of in seconds.items()
                  if chosen[name].gpus == 1 and not chosen[name].spreads}
@@ -321,7 +321,9 @@ def parsed():
     add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
     args = parser.parse_args()
     try:
-        parts.chosen(args.parts, None if args.list else MAX_GPUS)
+        parts.named(args.parts)  # an item may depend on the machine
+        if args.list:
+            parts.chosen(args.parts)
     except ValueError as error:
         parser.error(str(error))
     if not (args.list or args.merge) and not (args.programs and args.out):

@@ -11,6 +11,7 @@ import importlib.util
 import io
 import json
 import math
+import os
 import pathlib
 import re
 import sys
@@ -139,7 +140,7 @@ def cache(machine, folder, of):
     return (getattr(machine, "cache", None) or folder.parent) / f"cache-{of}"
 
 
-def bench_item(machine, folder, name, words, against, limit_s=240, packages=(), of="sonic-moe"):
+def bench_item(machine, folder, name, words, against, limit_s=300, packages=(), of="sonic-moe"):
     file = folder / f"{name}.jsonl"
     item = machine.torch_item(
         name, ["-m", "tilemoe", "bench", *words, "--device", "cuda", "--against", *against,
@@ -269,7 +270,8 @@ def with_packages(machine, item, peer, compiled):
     at = next(i for i, word in enumerate(item.command) if str(word).startswith("PYTHONPATH="))
     item.command[at] = f"{item.command[at]}:{path}"
     item.command[at:at] = [f"QUACK_CACHE_DIR={compiled / 'quack'}",
-                           f"CUTE_DSL_CACHE_DIR={compiled / 'cute'}", "QUACK_CACHE_AUTOTUNING=1"]
+                           f"CUTE_DSL_CACHE_DIR={compiled / 'cute'}", "QUACK_CACHE_AUTOTUNING=1",
+                           f"QUACK_COMPILE_WORKERS={os.cpu_count()}"]
 
 
 def decode(machine, folder):
@@ -410,32 +412,42 @@ def supposed(part, gpus=None, mib=MEMORIES[0]):
     return machine
 
 
-def names_of(part, gpus=None):
-    """Return the names of the part's items for each size of a GPU's memory."""
+def names_of(part, gpus=None, machine=None):
+    """Return the names of the part's items on a machine, or for each size of a GPU's memory."""
     folder = ROOT / "build" / "absent"
-    return [[item.name for item in part.items(supposed(part, gpus, mib), folder)]
-            for mib in MEMORIES]
+    machines = [machine] if machine else [supposed(part, gpus, mib) for mib in MEMORIES]
+    return [[item.name for item in part.items(one, folder)] for one in machines]
 
 
-def chosen(words, gpus=None):
-    """Return {name: part} for words `part` or `part/item`: of the latter, only these items.
+def named(words):
+    """Return {part: items} for words `part` or `part/item`; without items, all of the part's.
 
     Raises:
-        ValueError: A part or an item does not exist.
+        ValueError: A part does not exist.
     """
-    wanted = {}  # part -> items, or none for all
+    wanted = {}
     for word in words:
         name, _, item = word.partition("/")
         if name not in PARTS:
             raise ValueError(f"part must be one of {', '.join(PARTS)}, got {name!r}")
         wanted.setdefault(name, []).extend([item] if item else [])
-    return {name: only(PARTS[name], items, gpus) if items else PARTS[name]
-            for name, items in wanted.items()}
+    return wanted
 
 
-def only(part, items, gpus=None):
+def chosen(words, machine=None):
+    """Return {name: part} for words as in named(), of the items that a machine has.
+
+    Raises:
+        ValueError: A part or an item does not exist.
+    """
+    return {name: only(PARTS[name], items, machine) if items else PARTS[name]
+            for name, items in named(words).items()}
+
+
+def only(part, items, machine=None):
     """Return the part with only these items, and the helpers that they need."""
-    every = {name: None for of in names_of(part, gpus) for name in of if name not in HELPERS}
+    names = names_of(part, machine=machine)
+    every = {name: None for of in names for name in of if name not in HELPERS}
     for item in items:
         if item not in every:
             raise ValueError(f"item of {part.name} must be one of {', '.join(every)}, got {item!r}")

@@ -178,9 +178,14 @@ class Measure(StandIns):
         self.assertIn("kernels: 2 of 16 items are current", self.merge())
         self.assertIn("kernels: current", self.run_parts("kernels/olmoe").stderr)
         self.assertIn("item of kernels must be one of 7b-n256, ", self.run_parts("kernels/x").stderr)
+        self.program("cuda_pdl_test", "exit 1")  # the items depend on the programs
+        said = self.run_parts("test/cuda_pdl_test")
+        self.assertIn("test, cuda_pdl_test: exit status 1", said.stdout)
         self.gpus(2)
         said = self.run_parts("fsdp/7b-8-gpus-shared-experts")  # of a machine with eight GPUs
-        self.assertIn("on this machine, item of fsdp must be one of 7b-2-gpus", said.stderr)
+        self.assertIn("on this machine, item of fsdp must be one of 7b-2-gpus, ", said.stderr)
+        said = self.run_parts("fsdp/7b-2-gpus-shared-experts")
+        self.assertIn("fsdp: 60 s expected", said.stderr)
         self.run_parts("--side-by-side", "kernels/gpt-oss-20b")
         self.assertEqual({one.values["item"] for one in self.lines("out/kernels/measured.jsonl")},
                          {"kernels/gpt-oss-20b"})
