@@ -764,9 +764,10 @@ def tests():
             continue
         ran = map(sum, zip(*(counts(one.values) for one in found)))
         seconds = sum(one.values.get("seconds", 0) for one in found)
-        one = found[0]
-        rows.append([name, one.device, one.versions["tilemoe"], one.commit[:7], len(found), *ran,
-                     f"{seconds:.0f}"])  # fmt: skip
+        of_all = lambda values: ", ".join(dict.fromkeys(values))
+        rows.append([name, of_all(one.device for one in found),
+                     of_all(one.versions["tilemoe"] for one in found),
+                     of_all(one.commit[:7] for one in found), len(found), *ran, f"{seconds:.0f}"])
     simulated = Results("simulator").of("simulator")
     runs = [[name, one.versions["tilemoe"], one.commit[:7],
              *(one.values[key] for key in ("cases", "seeds", "runs")),
