@@ -209,6 +209,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->totalGlobalMem = size_t{16} << 30;
   return cudaSuccess;
 }
+// Of memory alone, whose bandwidth is that of an H100.
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  if (!is_current(device)) return cudaErrorInvalidDevice;
+  switch (attribute) {
+    case cudaDevAttrMemoryClockRate: *value = 2'619'000; return cudaSuccess;  // kHz
+    case cudaDevAttrGlobalMemoryBusWidth: *value = 5120; return cudaSuccess;  // bits
+    default: return cudaErrorInvalidValue;
+  }
+}
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** found, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
