@@ -1,5 +1,6 @@
 // The same bits on every run, for every number of threads, on a busy machine, and while another
 // thread is in the library.
+#include <algorithm>
 #include <thread>
 
 #include "layer_support.h"
@@ -65,6 +66,10 @@ TEST(WeightLayouts, GiveTheSameBits) {
     one.dtype = dtype;
     one.W1_transposed = one.W2_transposed = false;
     const Computed expected = run(one);
+    for (const Output output : {kO, kDW1, kDW2})
+      EXPECT_TRUE(std::any_of(expected[output].begin(), expected[output].end(), [](float value) {
+        return value != 0;
+      })) << output_name(output);
     one.W1_transposed = one.W2_transposed = true;
     expect_same_bits(expected, run(one));
   }

@@ -321,9 +321,8 @@ def parsed():
     add("--seconds", type=float, default=float("inf"), help="seconds for the whole command")
     args = parser.parse_args()
     try:
-        parts.named(args.parts)  # an item may depend on the machine
-        if args.list:
-            parts.chosen(args.parts)
+        # Items may depend on the machine: work() checks them.
+        (parts.chosen if args.list else parts.named)(args.parts)
     except ValueError as error:
         parser.error(str(error))
     if not (args.list or args.merge) and not (args.programs and args.out):
