@@ -145,7 +145,8 @@ def measure(run, warmup, steps, profiled):
         step_ms.append((time.perf_counter() - began) * 1e3)
         losses.append(record["loss"])
         if not good:
-            raise ValueError(f"loss or gradient is not finite: {record}")
+            why = train.too_few_places(record, run.args)
+            raise ValueError(f"{why}loss or gradient is not finite: {record}")
     found = {"step_ms": step_ms[warmup:], "update_ms": run.update_ms()}
     found |= {"first_loss": losses[0], "last_loss": losses[-1]}
     if run.device.type == "cuda":

@@ -159,16 +159,22 @@ def arguments(argv=None):
     return args
 
 
+def too_few_places(record, args):
+    """Return the advice on --places for a step that is not finite because of it, otherwise ""."""
+    share = record["pairs_without_place"]
+    if share == 0:
+        return ""
+    return (
+        f"{share:.2%} of the routed tokens exceeded the expert capacity of --places "
+        f"{args.places:g}; use a larger --places, or remove it to have memory for "
+        "every routing; "
+    )
+
+
 def stop(run, record, first, log, what=""):
     """Report the step that failed, whose first sequence is given."""
     batch = [first, first + run.args.batch - 1]
-    share = record["pairs_without_place"]
-    if share > 0:
-        what += (
-            f"{share:.2%} of the routed tokens exceeded the expert capacity of --places "
-            f"{run.args.places:g}; use a larger --places, or remove it to have memory for "
-            "every routing; "
-        )
+    what += too_few_places(record, run.args)
     last = run.checkpoints.last()
     log.write({"not_finite": record["step"], "sequences": batch, "last_good": str(last)})
     why = (

@@ -106,8 +106,7 @@ def fsdp(machine, folder):
         *(item(f"7b-{count}-gpus", count, BATCH, ["--compile"]) for count in counts),
         # Not compiled, as --expert-parallel requires.
         item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1],
-             BATCH if counts[-1] > 2 else SHARED_BATCH,
-             ["--expert-parallel", "2", "--places", "1.5"]),
+             BATCH if counts[-1] > 2 else SHARED_BATCH, ["--expert-parallel", "2"]),
         *(item(f"{SHORT}-layers-{count}-gpus", count, SHORT_BATCH,
                ["--compile", "--layers", str(SHORT)]) for count in (1, *counts)),
     ]
