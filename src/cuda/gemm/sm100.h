@@ -246,9 +246,11 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
         if constexpr (load::TmaLoader<LoadA>) load_a.load(stage_a, full, k_block);
         if constexpr (load::TmaLoader<LoadB>) load_b.load(stage_b, full, k_block);
       }
-      if constexpr (load::ThreadLoader<LoadA>) load_a.copy(stage_a, k_block);
-      if constexpr (load::ThreadLoader<LoadB>) load_b.copy(stage_b, k_block);
-      if constexpr (Stage::kThreadsCopy) ptx::cp_async_arrive(ring.full(at.stage));
+      if constexpr (load::ThreadLoader<LoadA>) {
+        load_a.copy(stage_a, k_block);
+        ptx::cp_async_arrive(ring.full(at.stage));
+        load_a.advance(k_block);
+      }
     }
   }
 }

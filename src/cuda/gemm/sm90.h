@@ -141,7 +141,7 @@ struct GroupedGemm {
 template <class Gemm>
 __device__ __forceinline__ int32_t load_weights_first(const typename Gemm::Params& params,
                                                       const typename Gemm::Ring& ring,
-                                                      uint32_t shared, bool starts_tma) {
+                                                      uint32_t shared, bool leads) {
   using Stage = typename Gemm::Stage;
   static_assert(!Stage::kThreadsCopy);
   typename Gemm::LoadB load(params.b, 0);
@@ -151,7 +151,7 @@ __device__ __forceinline__ int32_t load_weights_first(const typename Gemm::Param
     load.begin(tile);
     for (int32_t k_block = 0; k_block < tile.k_blocks && stage < Gemm::Ring::kStages;
          ++k_block, ++stage) {
-      if (!starts_tma) continue;
+      if (!(leads && ptx::elect_one())) continue;
       const uint32_t full = ring.full(stage);
       ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
       load.load(shared + stage * Stage::kBytes + Stage::kBAt, full, k_block);
@@ -166,7 +166,7 @@ template <class Gemm>
 __device__ __forceinline__ void load_for_epilogue(const typename Gemm::Params& params,
                                                   const typename Gemm::Ring& ring,
                                                   typename Gemm::Ring::Position& at,
-                                                  uint32_t shared, const Tile& tile) {
+                                                  uint32_t shared, const Tile& tile, bool leads) {
   using Load = typename Gemm::Epilogue::Load;
   using Stage = typename Gemm::Stage;
   static_assert(Gemm::Shape::kSchedule == Schedule::kCooperative, "consumers pass every block");
@@ -176,7 +176,7 @@ __device__ __forceinline__ void load_for_epilogue(const typename Gemm::Params& p
   for (int32_t block = 0; block < Load::kBlocks; ++block, at.advance()) {
     if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
     const uint32_t full = ring.full(at.stage);
-    if (threadIdx.x == 0) {
+    if (leads && ptx::elect_one()) {
       if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);  // (no kernel yet: all copy rows)
       ptx::mbarrier_arrive_expect_bytes(full, load.tma_bytes());
       load.load(shared + at.stage * Stage::kBytes, full, block);
@@ -191,43 +191,59 @@ template <class Gemm>
 __device__ __forceinline__ void produce(const typename Gemm::Params& params,
                                         const typename Gemm::Ring& ring, uint32_t shared) {
   using LoadA = typename Gemm::LoadA;
-  using LoadB = typename Gemm::LoadB;
   using Stage = typename Gemm::Stage;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (!Stage::kThreadsCopy && thread >= kWarp) return;  // one thread starts TMA
 
   LoadA load_a(params.a, thread);
-  LoadB load_b(params.b, thread);
+  typename Gemm::LoadB load_b(params.b, thread);
+  // TMA takes uniform registers. The compiler knows that an elected thread is alone, if the
+  // election is part of a condition; otherwise each load is a loop over threads.
+  const bool leads = __shfl_sync(kAllLanes, thread / kWarp, 0) == 0;
   int32_t have_weights = 0;  // k blocks
   if constexpr (Gemm::kWeightsFirst) {
-    have_weights = load_weights_first<Gemm>(params, ring, shared, threadIdx.x == 0);
+    have_weights = load_weights_first<Gemm>(params, ring, shared, leads);
     pdl_wait();
   }
   typename Gemm::Order order(params.order);
   typename Gemm::Ring::Position at;
+  const auto load = [&](int32_t k_block, const auto& copy_a) {
+    if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
+    const uint32_t stage_a = shared + at.stage * Stage::kBytes;
+    const uint32_t full = ring.full(at.stage);
+    if (leads && ptx::elect_one()) {
+      if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);
+      const bool has_weights = Gemm::kWeightsFirst && have_weights > 0;
+      if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
+      if constexpr (load::TmaLoader<LoadA>) load_a.load(stage_a, full, k_block);
+      if (!has_weights) load_b.load(stage_a + Stage::kBAt, full, k_block);
+    }
+    --have_weights;
+    if constexpr (load::ThreadLoader<LoadA>) {
+      copy_a(stage_a, k_block);
+      ptx::cp_async_arrive(full);
+      load_a.advance(k_block);
+    }
+    at.advance();
+  };
   for (Tile tile; order.next(tile);) {
     load_a.begin(tile);
     load_b.begin(tile);
-    for (int32_t k_block = 0; k_block < tile.k_blocks; ++k_block, at.advance()) {
-      if constexpr (Stage::kThreadsCopy) ring.wait_empty(at);
-      const uint32_t stage_a = shared + at.stage * Stage::kBytes;
-      const uint32_t stage_b = stage_a + Stage::kBAt;
-      if (threadIdx.x == 0) {
-        if constexpr (!Stage::kThreadsCopy) ring.wait_empty(at);
-        const uint32_t full = ring.full(at.stage);
-        const bool has_weights = Gemm::kWeightsFirst && have_weights > 0;
-        if (!has_weights) ptx::mbarrier_arrive_expect_bytes(full, Stage::kTmaBytes);
-        if constexpr (load::TmaLoader<LoadA>) load_a.load(stage_a, full, k_block);
-        if constexpr (load::TmaLoader<LoadB>)
-          if (!has_weights) load_b.load(stage_b, full, k_block);
-      }
-      --have_weights;
-      if constexpr (load::ThreadLoader<LoadA>) load_a.copy(stage_a, k_block);
-      if constexpr (load::ThreadLoader<LoadB>) load_b.copy(stage_b, k_block);
-      if constexpr (Stage::kThreadsCopy) ptx::cp_async_arrive(ring.full(at.stage));
+    int32_t k_block = 0;
+    if constexpr (load::ThreadLoader<LoadA>) {
+      // A loop of its own is short: it has neither predicates nor the code of the edges.
+      const int32_t whole = min(load_a.whole_blocks(), tile.k_blocks);
+#pragma unroll 1
+      for (; k_block < whole; ++k_block)
+        load(k_block, [&](uint32_t shared_a, int32_t k) { load_a.copy_whole(shared_a, k); });
     }
+#pragma unroll 1
+    for (; k_block < tile.k_blocks; ++k_block)
+      load(k_block, [&](uint32_t shared_a, int32_t k) {
+        if constexpr (load::ThreadLoader<LoadA>) load_a.copy(shared_a, k);
+      });
     if constexpr (ReadsThroughRing<typename Gemm::Epilogue>)
-      load_for_epilogue<Gemm>(params, ring, at, shared, tile);
+      load_for_epilogue<Gemm>(params, ring, at, shared, tile, leads);
   }
 }
 

@@ -19,11 +19,17 @@
 
 namespace tilemoe::cuda::load {
 
+struct ScaledSource {
+  GatherSource codes;
+  const float* scales;   // (count, scale_stride)
+  int32_t scale_stride;  // k blocks
+};
+
 // Operand A: codes, gathered as in GatheredRows, and a scale per row and k block.
-template <class Shape>
+template <class Shape, class Codes_ = GatheredRows<Shape>>
 class ScaledRows {
  public:
-  using Codes = GatheredRows<Shape>;
+  using Codes = Codes_;
   struct Operand : Codes::Operand {
     static constexpr int kScalesAt = Codes::Operand::kBytes;
     static constexpr int kBytes = kScalesAt + 1024;  // B begins at a swizzled atom
@@ -32,11 +38,7 @@ class ScaledRows {
   static constexpr int kTmaBytes = 0;
   static constexpr bool kWaitsAhead = true;  // sm90::Promoted
 
-  struct Params {
-    GatherSource codes;
-    const float* scales;   // (count, scale_stride)
-    int32_t scale_stride;  // k blocks
-  };
+  using Params = ScaledSource;
 
   // Codes (count, columns); row r of the GEMM is row token[r], or row r if the list is null.
   static Params params(const Fp8Rows& rows, int64_t count, int64_t columns, const int32_t* token) {
@@ -61,12 +63,16 @@ class ScaledRows {
     const int32_t source = !has_row_ ? 0 : params_.codes.token ? params_.codes.token[row] : row;
     scales_ = params_.scales + int64_t{source} * params_.scale_stride;
   }
+  __device__ int32_t whole_blocks() const { return codes_.whole_blocks(); }
+  __device__ void copy_whole(uint32_t shared, int32_t k_block) {
+    codes_.copy_whole(shared, k_block);
+    copy_scale(shared, k_block);
+  }
   __device__ void copy(uint32_t shared, int32_t k_block) {
     codes_.copy(shared, k_block);
-    if (thread_ < Shape::BLOCK_M)
-      ptx::cp_async_4(shared + Operand::kScalesAt + thread_ * 4, scales_ + k_block,
-                      has_row_ ? 4 : 0);
+    copy_scale(shared, k_block);
   }
+  __device__ void advance(int32_t k_block) { codes_.advance(k_block); }
 
   // The scales of a lane's two rows of the tile, `row` and row + 8.
   class Scales {
@@ -83,6 +89,12 @@ class ScaledRows {
   };
 
  private:
+  __device__ __forceinline__ void copy_scale(uint32_t shared, int32_t k_block) const {
+    if (thread_ < Shape::BLOCK_M)
+      ptx::cp_async_4(shared + Operand::kScalesAt + thread_ * 4, scales_ + k_block,
+                      has_row_ ? 4 : 0);
+  }
+
   const Params& params_;
   Codes codes_;
   int32_t thread_;

@@ -264,8 +264,9 @@ __global__ void __launch_bounds__(sm90::kBlockThreads, 1)
   constexpr sm90::Registers kRegisters{24, 240};
   if (warpgroup == 0) {
     ptx::release_registers<kRegisters.producer>();
-    if (threadIdx.x == 0) load_tokens<Gemm>(params, tokens, shared);
-    if (threadIdx.x == kWarp) load_weight<Gemm>(params, weight, shared + Gemm::kWeightAt);
+    const int32_t warp = __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / kWarp, 0);
+    if (warp == 0 && ptx::elect_one()) load_tokens<Gemm>(params, tokens, shared);
+    if (warp == 1 && ptx::elect_one()) load_weight<Gemm>(params, weight, shared + Gemm::kWeightAt);
   } else {
     ptx::acquire_registers<kRegisters.consumer>();
     KeptTokensConsumer<Gemm>(params, tokens, weight, shared, warpgroup - 1).run();

@@ -146,6 +146,20 @@ struct RowsOf<Shape, kGathers> {
       std::conditional_t<kGathers, load::ScaledRows<Shape>, load::ScaledRowsInOrder<Shape>>;
 };
 
+// The first of two sources: as without a second one, but it keeps less in registers.
+template <class First>
+struct OfTwo {
+  using type = First;
+};
+template <class Shape>
+struct OfTwo<load::GatheredRows<Shape>> {
+  using type = load::GatheredRowsOfTwo<Shape>;
+};
+template <class Shape>
+struct OfTwo<load::ScaledRows<Shape>> {
+  using type = load::ScaledRows<Shape, load::GatheredRowsOfTwo<Shape>>;
+};
+
 template <class Shape>
 struct PartRowsOf {
   using type = load::DensePartRows<Shape>;
@@ -193,10 +207,10 @@ struct Sm90 {
   template <class Shape>
   using AdapterShape = typename sm90::AdapterShapeOf<Shape>::type;
   template <class Shape, class First>
-  using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRows<Shape>,
+  using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRowsOfTwo<Shape>,
                                          load::DenseRows<Shape>>;
   template <class First, class Second>
-  using Chained = load::Chained<First, Second>;
+  using Chained = load::Chained<typename sm90::OfTwo<First>::type, Second>;
 
   // ---- epilogues
   template <class Shape, Activations kSet, bool kInterleavedColumns>

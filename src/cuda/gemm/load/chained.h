@@ -56,11 +56,23 @@ class Chained {
     else
       second_.load(shared, full, k_block - params_.first_blocks);
   }
+  __device__ int32_t whole_blocks() const requires(ThreadLoader<First>) {
+    return first_.whole_blocks();
+  }
+  __device__ void copy_whole(uint32_t shared, int32_t k_block) requires(ThreadLoader<First>) {
+    first_.copy_whole(shared, k_block);
+  }
   __device__ void copy(uint32_t shared, int32_t k_block) requires(ThreadLoader<First>) {
     if (k_block < params_.first_blocks)
       first_.copy(shared, k_block);
     else
       second_.copy(shared, k_block - params_.first_blocks);
+  }
+  __device__ void advance(int32_t k_block) requires(ThreadLoader<First>) {
+    if (k_block < params_.first_blocks)
+      first_.advance(k_block);
+    else
+      second_.advance(k_block - params_.first_blocks);
   }
 
  private:

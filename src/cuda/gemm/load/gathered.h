@@ -65,6 +65,89 @@ class GatheredRows {
 
   __device__ void prefetch() const {}
 
+  // Rows past the expert's last row are not read. A prototype that read the last row instead was 5
+  // % slower than the copies it replaced on 7b-n1024 and 28 % slower on qwen3-235b (H100); without
+  // these reads it was 5 % faster on 7b-n1024. The cause was not measured.
+  __device__ void begin(const Tile& tile) {
+    rows_left_ = tile.row_end - tile.row_begin - row_;
+    whole_blocks_ = tile.row_begin + Shape::BLOCK_M <= tile.row_end
+                        ? params_.width_bytes / Operand::kRowBytes
+                        : 0;
+    const char* source = static_cast<const char*>(params_.source) + chunk_ * 16;
+    // The last row stands for those past it, so that no load is conditional.
+    const auto point_to = [&](auto source_row) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        const int32_t row = min(tile.row_begin + row_ + i * kRowsAtOnce, tile.row_end - 1);
+        from_[i] = source + static_cast<uint64_t>(source_row(row)) * params_.row_bytes;
+      }
+    };
+    if (params_.token != nullptr)
+      point_to([&](int32_t row) { return static_cast<uint32_t>(params_.token[row]); });
+    else
+      point_to([](int32_t row) { return static_cast<uint32_t>(row); });
+  }
+
+  __device__ int32_t whole_blocks() const {
+    return whole_blocks_;
+  }
+
+  __device__ void copy_whole(uint32_t shared, int32_t /*k_block*/) const {
+    copy_rows(shared, [](int) { return 16; });
+  }
+  __device__ void copy(uint32_t shared, int32_t k_block) const {
+    const bool inside = k_block * Operand::kRowBytes + chunk_ * 16 < params_.width_bytes;
+    copy_rows(shared, [&](int i) { return inside && i * kRowsAtOnce < rows_left_ ? 16 : 0; });
+  }
+  __device__ void advance(int32_t /*k_block*/) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) from_[i] += Operand::kRowBytes;
+  }
+
+ private:
+  static constexpr int kChunks = Operand::kRowBytes / 16;
+  static constexpr int kRowsAtOnce = kProducerThreads / kChunks;
+  static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
+  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
+
+  template <class BytesOf>
+  __device__ __forceinline__ void copy_rows(uint32_t shared, const BytesOf& bytes_of) const {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i)
+      ptx::cp_async_16(shared + shared_offset_ + i * kRowsAtOnce * Operand::kRowBytes, from_[i],
+                       bytes_of(i));
+  }
+
+  const Params& params_;
+  int32_t row_, chunk_;
+  uint32_t shared_offset_;
+  int32_t rows_left_;  // of the expert, from this thread's first one
+  int32_t whole_blocks_;
+  const char* from_[kPasses];  // this thread's 16 bytes of each row, in the next k block
+};
+
+// The same in a kernel with two sources, in which the pointers of both leave too few registers: of a
+// row it keeps the number, half of a pointer, and each copy computes the pointer.
+template <class Shape>
+class GatheredRowsOfTwo {
+ public:
+  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
+  static constexpr int kTmaBytes = 0;
+
+  using Params = GatherSource;
+
+  static Params params(const tilemoe_tensor& source, const Rows& rows) {
+    return gather_source(source, rows);
+  }
+
+  __device__ GatheredRowsOfTwo(const Params& params, int32_t thread)
+      : params_(params),
+        row_(thread / kChunks),
+        chunk_(thread % kChunks),
+        shared_offset_(row_ * Operand::kRowBytes + swizzled_chunk(row_, chunk_)) {}
+
+  __device__ void prefetch() const {}
+
   __device__ void begin(const Tile& tile) {
     from_ = static_cast<const char*>(params_.source) + chunk_ * 16;
     is_whole_ = tile.row_begin + Shape::BLOCK_M <= tile.row_end;
@@ -77,12 +160,13 @@ class GatheredRows {
     }
   }
 
-  // Rows past the expert's last row are not read. A prototype that read the last row instead was 5
-  // % slower than the copies it replaced on 7b-n1024 and 28 % slower on qwen3-235b (H100); without
-  // these reads it was 5 % faster on 7b-n1024. The cause was not measured.
-  //
-  // Most tiles are whole: without predicates, and with a pointer that moves along the rows, a warp
-  // executes 57 instead of 73 instructions per k block of the up-projection.
+  __device__ int32_t whole_blocks() const {
+    return 0;
+  }
+  __device__ void copy_whole(uint32_t shared, int32_t k_block) {
+    copy(shared, k_block);
+  }
+  // Most tiles are whole, and need no predicates.
   __device__ void copy(uint32_t shared, int32_t k_block) {
     const int32_t column =
         k_block * Operand::kRowBytes + static_cast<int32_t>(chunk_) * 16;  // in bytes
@@ -102,6 +186,7 @@ class GatheredRows {
       copy_rows([&](int i) { return inside && source_row_[i] != kNone ? 16 : 0; });
     }
   }
+  __device__ void advance(int32_t /*k_block*/) {}
 
  private:
   static constexpr int kChunks = Operand::kRowBytes / 16;
@@ -140,45 +225,40 @@ class GatheredRowsAsK {
 
   __device__ GatheredRowsAsK(const Params& params, int32_t thread)
       : params_(params),
-        row_in_warp_(thread % kWarp / kPieces),
-        piece_(thread % kPieces),
-        shared_offset_(thread / kPieces * Operand::kRowBytes +
-                       swizzled_chunk(thread / kPieces, piece_)) {}
+        row_(thread / kPieces),
+        shared_offset_(row_ * Operand::kRowBytes + swizzled_chunk(row_, thread % kPieces)) {}
 
   __device__ void prefetch() const {}
 
   __device__ void begin(const Tile& tile) {
-    const auto thread = static_cast<int32_t>(threadIdx.x);
-    const int32_t pass = thread % kWarpRows / kRowsAPass, row = thread % kRowsAPass;
-    next_row_ = tile.row_begin + pass * kRowsAtOnce + thread / kWarp * kRowsAPass + row;
+    next_row_ = tile.row_begin + looked_up_row();
     row_end_ = tile.row_end;
-    const int32_t column = tile.m_block * kChunks * Operand::kRowBytes + piece_ * 16;  // in bytes
-    first_ = static_cast<const char*>(params_.source) + column;
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-      inside_[chunk] = column + chunk * Operand::kRowBytes < params_.width_bytes;
+    const int32_t column = tile.m_block * kChunks * Operand::kRowBytes;  // in bytes
+    first_ = static_cast<const char*>(params_.source) + column + threadIdx.x % kPieces * 16;
+    whole_blocks_ = column + kChunks * Operand::kRowBytes <= params_.width_bytes
+                        ? (tile.row_end - tile.row_begin) / Shape::BLOCK_K
+                        : 0;
     soon_ = look_up();
     later_ = look_up();
+    find_rows();
   }
 
-  // All lanes of a warp call it.
-  __device__ void copy(uint32_t shared, int32_t /*k_block*/) {
-    const int32_t now = soon_;
-    soon_ = later_;
-    later_ = look_up();
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int32_t source_row = __shfl_sync(kAllLanes, now, i * kRowsAPass + row_in_warp_);
-      const char* row = first_ + static_cast<uint64_t>(static_cast<uint32_t>(source_row)) *
-                                     params_.row_bytes;  // not read if the row is absent
-#pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk)
-        ptx::cp_async_16(shared + shared_offset_ + chunk * Operand::kChunkBytes +
-                             i * kRowsAtOnce * Operand::kRowBytes,
-                         row + chunk * Operand::kRowBytes,
-                         source_row != kNone && inside_[chunk] ? 16 : 0);
-    }
+  __device__ int32_t whole_blocks() const { return whole_blocks_; }
+
+  __device__ void copy_whole(uint32_t shared, int32_t /*k_block*/) const {
+    copy_rows(shared, [](int, int) { return 16; });
   }
+  __device__ void copy(uint32_t shared, int32_t /*k_block*/) const {
+    const int32_t first_row = next_row_ - looked_up_row() - kAhead * Shape::BLOCK_K;
+    const int32_t rows_left = row_end_ - first_row - row_;  // from this thread's first one
+    const auto column = static_cast<int32_t>(first_ - static_cast<const char*>(params_.source));
+    copy_rows(shared, [&](int i, int chunk) {
+      const bool inside = column + chunk * Operand::kRowBytes < params_.width_bytes;
+      return inside && i * kRowsAtOnce < rows_left ? 16 : 0;
+    });
+  }
+  // All lanes of a warp call it.
+  __device__ void advance(int32_t /*k_block*/) { find_rows(); }
 
  private:
   static constexpr int kPieces = Operand::kRowBytes / 16;
@@ -187,25 +267,54 @@ class GatheredRowsAsK {
   static constexpr int kRowsAPass = kWarp / kPieces;  // of a warp
   static constexpr int kPasses = Shape::BLOCK_K / kRowsAtOnce;
   static constexpr int kWarpRows = kPasses * kRowsAPass;  // of a k block
-  static constexpr int32_t kNone = -1;
+  static constexpr int kAhead = 3;  // k blocks from the next copy to the next look-up
   static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
   static_assert(kWarp % kWarpRows == 0, "a lane looks up one row");
 
-  // This lane's row of the next k block.
+  // The row of a k block that this lane looks up.
+  __device__ static int32_t looked_up_row() {
+    const auto thread = static_cast<int32_t>(threadIdx.x);
+    const int32_t pass = thread % kWarpRows / kRowsAPass, row = thread % kRowsAPass;
+    return pass * kRowsAtOnce + thread / kWarp * kRowsAPass + row;
+  }
+  // Any row stands for one past the last.
   __device__ int32_t look_up() {
     const int32_t row = next_row_;
     next_row_ += Shape::BLOCK_K;
-    if (row >= row_end_) return kNone;
+    if (row >= row_end_) return 0;
     return params_.token ? params_.token[row] : row;
   }
 
+  __device__ __forceinline__ void find_rows() {
+    const int32_t now = soon_;
+    soon_ = later_;
+    later_ = look_up();
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int32_t row = __shfl_sync(kAllLanes, now, i * kRowsAPass + row_ % kRowsAPass);
+      from_[i] = first_ + static_cast<uint64_t>(static_cast<uint32_t>(row)) * params_.row_bytes;
+    }
+  }
+
+  template <class BytesOf>
+  __device__ __forceinline__ void copy_rows(uint32_t shared, const BytesOf& bytes_of) const {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i)
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        ptx::cp_async_16(shared + shared_offset_ + chunk * Operand::kChunkBytes +
+                             i * kRowsAtOnce * Operand::kRowBytes,
+                         from_[i] + chunk * Operand::kRowBytes, bytes_of(i, chunk));
+  }
+
   const Params& params_;
-  int32_t row_in_warp_, piece_;
+  int32_t row_;
   uint32_t shared_offset_;
   const char* first_;  // of this thread's columns, in row 0
-  bool inside_[kChunks];
+  int32_t whole_blocks_;
   int32_t next_row_, row_end_;
-  int32_t soon_, later_;  // source rows of the next k block and of the one after it
+  int32_t soon_, later_;       // source rows of the k blocks after the next one
+  const char* from_[kPasses];  // this thread's columns of its rows of the next k block
 };
 
 }  // namespace tilemoe::cuda::load

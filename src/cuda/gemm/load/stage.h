@@ -81,11 +81,17 @@ concept TmaLoader = LoaderBase<L> &&(L::kTmaBytes == L::Operand::kBytes) &&
 };
 
 // copy(shared, k block): every thread of the producer issues its cp.async; the chapter makes the
-// full barrier count them when they land.
+// full barrier count them when they land. k blocks are copied in order, and advance(k block) follows
+// each: what it computes for the next k block is ready when that one's stage is empty, because all
+// instructions between an empty stage and its copies delay the MMAs. copy_whole() replaces copy() in
+// the first whole_blocks() k blocks of a tile, which have all rows and columns: no predicates.
 template <class L>
 concept ThreadLoader = LoaderBase<L> && L::kTmaBytes == 0 &&
                        requires(L loader, uint32_t shared, int32_t k_block) {
+  { loader.whole_blocks() } -> std::same_as<int32_t>;
+  loader.copy_whole(shared, k_block);
   loader.copy(shared, k_block);
+  loader.advance(k_block);
 };
 
 template <class L>
@@ -99,7 +105,8 @@ struct Stage {
   static constexpr int kBAt = A::kBytes;  // offset of B
   static constexpr int kBytes = A::kBytes + B::kBytes;
   static constexpr int kTmaBytes = LoadA::kTmaBytes + LoadB::kTmaBytes;
-  static constexpr bool kThreadsCopy = ThreadLoader<LoadA> || ThreadLoader<LoadB>;
+  static_assert(TmaLoader<LoadB>);
+  static constexpr bool kThreadsCopy = ThreadLoader<LoadA>;
   // Arrivals at a full barrier per phase: the thread that starts TMA, and each copying thread.
   static constexpr int kFullArrivals = 1 + (kThreadsCopy ? kProducerThreads : 0);
 };
