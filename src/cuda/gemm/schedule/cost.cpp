@@ -45,11 +45,12 @@ RowBlocks expected_row_blocks(double rows_an_expert, const TileConfiguration& ti
 // Row blocks of an expert with rows, up to which all are said to have one.
 constexpr double kOneBlock = 1.1;
 
-// Bytes that L2 delivers for a byte of a row's part of 128 bytes. L2 delivers sectors of 32 bytes. If
-// every other row begins within a sector, every other part lies in five instead of four.
-double l2_bytes_of_a_byte(int64_t row_elements) {
+// What L2 delivers for a row's part of 128 bytes, in multiples of them. It delivers sectors of 32
+// bytes. If every other row begins within a sector, every other part lies in five sectors and in two
+// lines; fitted to off-tiles (rows of 2320 bytes).
+double l2_parts(int64_t row_elements) {
   constexpr int64_t kSectorElements = 16;
-  return row_elements % kSectorElements == 0 ? 1 : 1.125;
+  return row_elements % kSectorElements == 0 ? 1 : 1.5;
 }
 
 }  // namespace
@@ -76,7 +77,7 @@ double predicted_cycles(const ProjectionSize& size, const TileConfiguration& til
   const double epilogue = size.epilogue_a_column * tile.block_n * tile.block_m / 64;
   const double b_read = row_blocks.alone + (1 - row_blocks.alone) / tile.cluster;
   const double loads = static_cast<double>(blocks(size.sum, 64)) *
-                       (tile.block_m + b_read * tile.block_n) * 128 * l2_bytes_of_a_byte(size.sum) /
+                       (tile.block_m + b_read * tile.block_n) * 128 * l2_parts(size.sum) /
                        device.l2_bytes;
   // Each operand once; gathered rows are few compared with the weights.
   const double operands = 2.0 * static_cast<double>(size.sum) *

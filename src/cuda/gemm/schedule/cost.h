@@ -20,9 +20,7 @@ struct DeviceModel {
   // Cycles that a tile takes in addition to its MMAs, loads and epilogue.
   double tile_overhead, ping_pong_overhead;
   // Cycles of a ping-pong tile of 192 columns over those of its MMAs or loads, if rows are gathered
-  // or 256 columns waste no more; infinite: never chosen. To fit it: see predicted_cycles(). An
-  // H100 takes 0.98 to 1.17 times the time of the best cooperative tile, an H200 0.98 to 1.38 times,
-  // so the tile does not pay.
+  // or 256 columns waste no more; infinite: never chosen. To fit it: see predicted_cycles().
   double ping_pong_192;
   // Cycles that the CTAs of a cluster wait for each other, with and without gathered rows.
   double gather_wait, cluster_wait;
@@ -36,16 +34,19 @@ struct DeviceModel {
 
 // Hopper, fitted to what `tilemoe_kernels --configurations` measured on an H100 and an H200. An H200
 // has faster memory (4.8 instead of 3.4 TB/s), so that shared loads of B gain less if sums are short.
+// The H100 was measured with producers that computed addresses between an empty stage and its copies:
+// CTAs of a cluster waited longer, and ping-pong tiles of 192 columns took 0.98 to 1.17 times the time
+// of the best cooperative tile. On the H200 they take 0.95 to 1.10 times.
 constexpr DeviceModel hopper_model(int sms, double memory_bytes_per_s) {
   const bool h200 = memory_bytes_per_s > 4.1e12;
   return {.sms = sms,
           .multiply_adds = 2048,
-          .l2_bytes = 44,
+          .l2_bytes = h200 ? 48.0 : 44.0,
           .memory_bytes = h200 ? 17.0 : 12.0,
           .tile_overhead = 300,
-          .ping_pong_overhead = 450,
-          .ping_pong_192 = kNeverChosen,
-          .gather_wait = h200 ? 2000.0 : 2600.0,
+          .ping_pong_overhead = h200 ? 900.0 : 450.0,
+          .ping_pong_192 = h200 ? 0.96 : kNeverChosen,
+          .gather_wait = h200 ? 600.0 : 2600.0,
           .cluster_wait = h200 ? 450.0 : 300.0,
           .reread_cost = 0.2,
           .small_m = 64,
