@@ -21,7 +21,8 @@ from .peers import TileMoE
 from .records import Measurement, quartiles
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # the package's folder, for its workers
-COMPILE_AT_ONCE = 4  # each process has a layer's weights and gradients
+# Each process has a layer's weights and gradients, 10 GB at most.
+COMPILE_AT_ONCE = max(2, min(10, (os.cpu_count() or 1) // 3))
 COMPILE_TOKENS = 1024  # tiles are chosen by time, for each T: not while others compile
 
 
