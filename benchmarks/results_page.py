@@ -594,9 +594,10 @@ def training_speed():
             rows += [training_row(one, best.get("tilemoe"), [scaling(one)] if scaled else [])
                      for one in best.values()]  # fmt: skip
             measurements += best.values()
-        first = measurements[0]
-        said = (f"Measured on {first.device}, TileMoE {first.versions['tilemoe']} "
-                f"({commits_of(measurements)}), torch {first.versions['torch']}: "
+        ours, torch = (" and ".join(dict.fromkeys(one.versions[name] for one in measurements
+                                                  if name in one.versions))
+                       for name in ("tilemoe", "torch"))  # fmt: skip
+        said = (f"Measured on {device}, TileMoE {ours} ({commits_of(measurements)}), torch {torch}: "
                 "[`pretrain.jsonl`](../benchmarks/results/pretrain.jsonl).")  # fmt: skip
         header = ["experts", "GPUs", "recompute", "micro-batch", "step, ms",
                   "billion tokens per day and GPU", "MFU", "peak, GiB", "TileMoE is faster by",
