@@ -7,11 +7,11 @@
 
 A part's name measures its items, PART/ITEM one of them. The parts are in the order of their use.
 Without names, a machine with one GPU measures the parts of one GPU, and one with several GPUs the
-parts of several. A part ends within 10 minutes; a part that would not end within --seconds is not
-started. `recipes` needs six calls on one GPU; on several, if it is named, each GPU runs one of its
-trainings at a time. An item whose line in benchmarks/results has the hash of the present sources is
-current and is skipped, so that an interrupted command continues after --merge. The build and the
-wheel must be of the present sources.
+parts of several. A part ends within 10 minutes. It is started if half of its time is left of --seconds;
+an item that would take longer ends then, without a line. `recipes` needs six calls on one GPU; on
+several, if it is named, each GPU runs one of its trainings at a time. An item whose line in
+benchmarks/results has the hash of the present sources is current and is skipped, so that an
+interrupted command continues after --merge. The build and the wheel must be of the present sources.
 
 --side-by-side first measures the parts of one GPU at the same time, each on a GPU of its own, into
 OUT/PART. Also, with CUDA_VISIBLE_DEVICES, commands that share a machine measure on their own GPUs.
@@ -46,6 +46,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PART_LIMIT_S = 600
 MAX_GPUS = 8
 LOG_CHARACTERS = 20_000  # of an item
+OVER = "the time is over"
 
 
 def say(text):
@@ -164,7 +165,7 @@ class Output:
         self.log = (folder / "log.txt").open("a")
 
     def add(self, part, item, result, facts, sources, output):
-        """Add the lines of an item; those of a failed one lack the hash of the sources."""
+        """Add an item's lines, none if the time ended it; a failed one's lack the sources' hash."""
         of_item = {"item": f"{part.name}/{item.name}"}
         if result["status"] == "passed":
             of_item["sources"] = sources
@@ -175,7 +176,8 @@ class Output:
         for one in measured:
             tagged = dataclasses.replace(one, values=one.values | of_item)
             found += part.lines(tagged)
-        self.lines += [dataclasses.replace(one, values=one.values | of_item) for one in found]
+        if not result["status"].endswith(OVER):
+            self.lines += [dataclasses.replace(one, values=one.values | of_item) for one in found]
         records.write(self.folder / "measured.jsonl", self.lines)
         self.log.write(f"== {part.name}/{item.name}: {result['status']}\n"
                        f"{output[-LOG_CHARACTERS:]}\n")
@@ -198,11 +200,14 @@ def measure(part, machine, facts, work, results, output, environment, end, again
             return {"status": f"skipped: {item.missing}"}
         left = end - time.monotonic()
         if left < item.min_s:
-            return {"status": "not started: the time is over"}
+            return {"status": f"not started: {OVER}"}
         gpu = free.get()
         own = {"CUDA_VISIBLE_DEVICES": str(gpu)} if part.spreads else {}
         try:
-            return run.run_item(item, folder, environment | own, min(item.limit_s, left))
+            result = run.run_item(item, folder, environment | own, min(item.limit_s, left))
+            if left < item.limit_s and result["status"].startswith("timed out"):
+                result["status"] = f"ended: {OVER}"
+            return result
         finally:
             free.put(gpu)
 
@@ -284,7 +289,7 @@ def work(args, results):
         seconds = {name: of for name, of in seconds.items() if name not in alone}
     for name, of in seconds.items():
         left = end - time.monotonic()
-        if of > left and not args.prepare:
+        if not args.prepare and not side_by_side.has_time(of, left):
             say(f"{name}: not started: {of:.0f} s expected, {max(left, 0):.0f} s left")
             continue
         say(f"{name}: {of:.0f} s expected")

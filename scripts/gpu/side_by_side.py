@@ -15,6 +15,11 @@ MEASURE = pathlib.Path(__file__).with_name("measure.py")
 GRACE_S = 30  # after the end, until the last item is ended and written
 
 
+def has_time(expected, left):
+    """Return whether a part is started: half of its items are worth it."""
+    return left >= expected / 2
+
+
 def command_of(name, gpu, args):
     """Return the command that measures a part into OUT/name, with its programs' files of that GPU."""
     chosen = [word for word in args.parts if word.partition("/")[0] == name] or [name]
@@ -34,7 +39,7 @@ def measure(expected, gpus, args, environment, end, say):
         gpus: The GPUs, as CUDA_VISIBLE_DEVICES names them.
         args: Options of measure.py, which each part's process gets.
         environment: Variables of the processes.
-        end: No part is started that would not end before this time of the monotonic clock.
+        end: Time of the monotonic clock at which items are ended; see has_time().
         say: Function that prints progress.
     """
     free = queue.SimpleQueue()
@@ -45,7 +50,7 @@ def measure(expected, gpus, args, environment, end, say):
         gpu = free.get()
         try:
             left = end - time.monotonic()
-            if expected[name] > left:
+            if not has_time(expected[name], left):
                 say(f"{name}: not started: {expected[name]:.0f} s expected, {max(left, 0):.0f} s left")
                 return []
             say(f"{name}: {expected[name]:.0f} s expected, on GPU {gpu}")

@@ -212,7 +212,7 @@ class Measure(StandIns):
     def test_side_by_side_says_what_failed(self):
         self.gpus(2)
         self.marker("fails", "olmoe").touch()
-        said = self.run_parts("--side-by-side", "--seconds", "100", "kernels", "routing")
+        said = self.run_parts("--side-by-side", "--seconds", "70", "kernels", "routing")
         self.assertIn("kernels: not started: 160 s expected", said.stderr)
         self.assertEqual(said.returncode, 0, said.stdout)
         said = self.run_parts("--side-by-side", "kernels")
@@ -312,14 +312,15 @@ class Spread(unittest.TestCase):
 touch on-$CUDA_VISIBLE_DEVICES
 for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exit 4"""
 
-    def measured(self, gpus, left, items=("a", "b"), visible=None, **of_part):
+    def measured(self, gpus, left, items=("a", "b"), visible=None, least=None, **of_part):
         folder = temporary(self)
         report = lambda _: [records.Measurement("recipes/x", "a GPU", {}, "0123456", {})]
 
         def item(name):
             text = self.HELPER if name == "corpus" else self.ITEM
             words = ["sh", "-c", f"cd {folder}; {text}"]
-            return stages.Item(name, words, 20, report, min_s=5 if name == "corpus" else 15)
+            min_s = least or (5 if name == "corpus" else 15)
+            return stages.Item(name, words, 20, report, min_s=min_s)
 
         part = parts.Part("recipes", "recipes", 9, ("pyproject.toml",),
                           lambda *_: [item(name) for name in ("corpus", *items)], parts.KEPT,
@@ -344,6 +345,11 @@ for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exi
     def test_an_item_without_time_is_not_started(self):
         failed, measured = self.measured(2, 14, spreads=True)
         self.assertEqual(failed, [f"recipes, {one}: not started: the time is over" for one in "ab"])
+        self.assertEqual(measured, {"recipes/corpus"})
+
+    def test_an_item_that_the_time_ends_has_no_line(self):
+        failed, measured = self.measured(1, 2, ("a",), least=1, spreads=True, keeps_status=True)
+        self.assertEqual(failed, ["recipes, a: ended: the time is over"])
         self.assertEqual(measured, {"recipes/corpus"})
 
     def test_only_prepares(self):
