@@ -312,15 +312,15 @@ class Spread(unittest.TestCase):
 touch on-$CUDA_VISIBLE_DEVICES
 for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exit 4"""
 
-    def measured(self, gpus, left, items=("a", "b"), visible=None, least=None, **of_part):
+    def measured(self, gpus, left, items=("a", "b"), visible=None, min_s=None, **of_part):
         folder = temporary(self)
         report = lambda _: [records.Measurement("recipes/x", "a GPU", {}, "0123456", {})]
 
         def item(name):
             text = self.HELPER if name == "corpus" else self.ITEM
             words = ["sh", "-c", f"cd {folder}; {text}"]
-            min_s = least or (5 if name == "corpus" else 15)
-            return stages.Item(name, words, 20, report, min_s=min_s)
+            seconds = min_s or (5 if name == "corpus" else 15)
+            return stages.Item(name, words, 20, report, min_s=seconds)
 
         part = parts.Part("recipes", "recipes", 9, ("pyproject.toml",),
                           lambda *_: [item(name) for name in ("corpus", *items)], parts.KEPT,
@@ -348,7 +348,7 @@ for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exi
         self.assertEqual(measured, {"recipes/corpus"})
 
     def test_an_item_that_the_time_ends_has_no_line(self):
-        failed, measured = self.measured(1, 2, ("a",), least=1, spreads=True, keeps_status=True)
+        failed, measured = self.measured(1, 2, ("a",), min_s=1, spreads=True, keeps_status=True)
         self.assertEqual(failed, ["recipes, a: ended: the time is over"])
         self.assertEqual(measured, {"recipes/corpus"})
 

@@ -80,7 +80,7 @@ concept TmaLoader = LoaderBase<L> &&(L::kTmaBytes == L::Operand::kBytes) &&
   loader.load(shared, full, k_block);
 };
 
-// copy(shared, k block): every thread of the producer issues its cp.async; the chapter makes the
+// copy(shared, k block): every thread of the producer issues its cp.async; the GEMM makes the
 // full barrier count them when they land. k blocks are copied in order, and advance(k block) follows
 // each: what it computes for the next k block is ready when that one's stage is empty, because all
 // instructions between an empty stage and its copies delay the MMAs. copy_whole() replaces copy() in
