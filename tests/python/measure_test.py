@@ -157,6 +157,11 @@ class Measure(StandIns):
         self.assertIn("  routing: ", said.stderr)
         self.assertEqual({one.values["item"] for one in self.lines()}, {"routing/routing"})
 
+    def test_a_part_with_half_of_its_time_is_started(self):
+        said = self.run_parts("--seconds", "100", "kernels")
+        self.assertIn("kernels: 160 s expected", said.stderr)
+        self.assertEqual(len(self.lines()), 16)
+
     def test_says_what_is_missing(self):
         said = self.run_parts("peers")
         self.assertEqual(said.returncode, 1)
