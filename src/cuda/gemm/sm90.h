@@ -199,7 +199,7 @@ __device__ __forceinline__ void produce(const typename Gemm::Params& params,
   typename Gemm::LoadB load_b(params.b, thread);
   // TMA takes uniform registers. The compiler knows that an elected thread is alone, if the
   // election is part of a condition; otherwise each load is a loop over threads.
-  const bool leads = __shfl_sync(kAllLanes, thread / kWarp, 0) == 0;
+  const bool leads = ptx::uniform(thread / kWarp) == 0;
   int32_t have_weights = 0;  // k blocks
   if constexpr (Gemm::kWeightsFirst) {
     have_weights = load_weights_first<Gemm>(params, ring, shared, leads);

@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(sm90::kBlockThreads, 1)
   constexpr sm90::Registers kRegisters{24, 240};
   if (warpgroup == 0) {
     ptx::release_registers<kRegisters.producer>();
-    const int32_t warp = __shfl_sync(kAllLanes, static_cast<int32_t>(threadIdx.x) / kWarp, 0);
+    const int32_t warp = ptx::uniform(static_cast<int32_t>(threadIdx.x) / kWarp);
     if (warp == 0 && ptx::elect_one()) load_tokens<Gemm>(params, tokens, shared);
     if (warp == 1 && ptx::elect_one()) load_weight<Gemm>(params, weight, shared + Gemm::kWeightAt);
   } else {

@@ -45,8 +45,10 @@ namespace tilemoe::cuda::load {
 // row_begin + r if the token list is null. All threads of the producer copy 16 bytes at a time;
 // eight neighbouring threads read the 128 bytes of one row. Rows past the expert's last row and
 // columns past the source's width are zeros.
+//
+// What its two loaders have in common: which bytes of a stage a thread copies.
 template <class Shape>
-class GatheredRows {
+class GatheredRowsBase {
  public:
   using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
   static constexpr int kTmaBytes = 0;
@@ -57,23 +59,68 @@ class GatheredRows {
     return gather_source(source, rows);
   }
 
-  __device__ GatheredRows(const Params& params, int32_t thread)
+  __device__ void prefetch() const {}
+
+ protected:
+  static constexpr int kChunks = Operand::kRowBytes / 16;
+  static constexpr int kRowsAtOnce = kProducerThreads / kChunks;
+  static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
+  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
+
+  __device__ GatheredRowsBase(const Params& params, int32_t thread)
       : params_(params),
         row_(thread / kChunks),
         chunk_(thread % kChunks),
         shared_offset_(row_ * Operand::kRowBytes + swizzled_chunk(row_, chunk_)) {}
 
-  __device__ void prefetch() const {}
+  // Whether the tile has no rows past the expert's last.
+  __device__ static bool is_whole(const Tile& tile) {
+    return tile.row_begin + Shape::BLOCK_M <= tile.row_end;
+  }
+  // This thread's 16 bytes of row 0.
+  __device__ const char* first() const {
+    return static_cast<const char*>(params_.source) + chunk_ * 16;
+  }
+  // Whether the source has this thread's columns of the k block.
+  __device__ bool has_columns(int32_t k_block) const {
+    return k_block * Operand::kRowBytes + chunk_ * 16 < params_.width_bytes;
+  }
+
+  // from(i), bytes_of(i): the source of this thread's row i, and 16, or 0 for zeros.
+  template <class From, class BytesOf>
+  __device__ __forceinline__ void copy_rows(uint32_t shared, const From& from,
+                                            const BytesOf& bytes_of) const {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i)
+      ptx::cp_async_16(shared + shared_offset_ + i * kRowsAtOnce * Operand::kRowBytes, from(i),
+                       bytes_of(i));
+  }
+
+  const Params& params_;
+  int32_t row_, chunk_;
+
+ private:
+  uint32_t shared_offset_;
+};
+
+// Keeps a pointer per row.
+template <class Shape>
+class GatheredRows : public GatheredRowsBase<Shape> {
+  using Base = GatheredRowsBase<Shape>;
+  using Base::copy_rows, Base::kPasses, Base::kRowsAtOnce, Base::params_, Base::row_;
+
+ public:
+  using typename Base::Operand;
+
+  __device__ GatheredRows(const GatherSource& params, int32_t thread) : Base(params, thread) {}
 
   // Rows past the expert's last row are not read. A prototype that read the last row instead was 5
   // % slower than the copies it replaced on 7b-n1024 and 28 % slower on qwen3-235b (H100); without
   // these reads it was 5 % faster on 7b-n1024. The cause was not measured.
   __device__ void begin(const Tile& tile) {
     rows_left_ = tile.row_end - tile.row_begin - row_;
-    whole_blocks_ = tile.row_begin + Shape::BLOCK_M <= tile.row_end
-                        ? params_.width_bytes / Operand::kRowBytes
-                        : 0;
-    const char* source = static_cast<const char*>(params_.source) + chunk_ * 16;
+    whole_blocks_ = Base::is_whole(tile) ? params_.width_bytes / Operand::kRowBytes : 0;
+    const char* source = Base::first();
     // The last row stands for those past it, so that no load is conditional.
     const auto point_to = [&](auto source_row) {
 #pragma unroll
@@ -93,11 +140,12 @@ class GatheredRows {
   }
 
   __device__ void copy_whole(uint32_t shared, int32_t /*k_block*/) const {
-    copy_rows(shared, [](int) { return 16; });
+    copy_rows(shared, place(), [](int) { return 16; });
   }
   __device__ void copy(uint32_t shared, int32_t k_block) const {
-    const bool inside = k_block * Operand::kRowBytes + chunk_ * 16 < params_.width_bytes;
-    copy_rows(shared, [&](int i) { return inside && i * kRowsAtOnce < rows_left_ ? 16 : 0; });
+    const bool inside = Base::has_columns(k_block);
+    copy_rows(shared, place(),
+              [&](int i) { return inside && i * kRowsAtOnce < rows_left_ ? 16 : 0; });
   }
   __device__ void advance(int32_t /*k_block*/) {
 #pragma unroll
@@ -105,22 +153,10 @@ class GatheredRows {
   }
 
  private:
-  static constexpr int kChunks = Operand::kRowBytes / 16;
-  static constexpr int kRowsAtOnce = kProducerThreads / kChunks;
-  static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
-  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
-
-  template <class BytesOf>
-  __device__ __forceinline__ void copy_rows(uint32_t shared, const BytesOf& bytes_of) const {
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i)
-      ptx::cp_async_16(shared + shared_offset_ + i * kRowsAtOnce * Operand::kRowBytes, from_[i],
-                       bytes_of(i));
+  __device__ auto place() const {
+    return [this](int i) { return from_[i]; };
   }
 
-  const Params& params_;
-  int32_t row_, chunk_;
-  uint32_t shared_offset_;
   int32_t rows_left_;  // of the expert, from this thread's first one
   int32_t whole_blocks_;
   const char* from_[kPasses];  // this thread's 16 bytes of each row, in the next k block
@@ -129,31 +165,21 @@ class GatheredRows {
 // The same in a kernel with two sources, in which the pointers of both leave too few registers: of a
 // row it keeps the number, half of a pointer, and each copy computes the pointer.
 template <class Shape>
-class GatheredRowsOfTwo {
+class GatheredRowsOfTwo : public GatheredRowsBase<Shape> {
+  using Base = GatheredRowsBase<Shape>;
+  using Base::copy_rows, Base::kPasses, Base::kRowsAtOnce, Base::params_, Base::row_;
+
  public:
-  using Operand = StagedOperand<Major::kK, Shape::BLOCK_M>;
-  static constexpr int kTmaBytes = 0;
+  using typename Base::Operand;
 
-  using Params = GatherSource;
-
-  static Params params(const tilemoe_tensor& source, const Rows& rows) {
-    return gather_source(source, rows);
-  }
-
-  __device__ GatheredRowsOfTwo(const Params& params, int32_t thread)
-      : params_(params),
-        row_(thread / kChunks),
-        chunk_(thread % kChunks),
-        shared_offset_(row_ * Operand::kRowBytes + swizzled_chunk(row_, chunk_)) {}
-
-  __device__ void prefetch() const {}
+  __device__ GatheredRowsOfTwo(const GatherSource& params, int32_t thread) : Base(params, thread) {}
 
   __device__ void begin(const Tile& tile) {
-    from_ = static_cast<const char*>(params_.source) + chunk_ * 16;
-    is_whole_ = tile.row_begin + Shape::BLOCK_M <= tile.row_end;
+    from_ = Base::first();
+    is_whole_ = Base::is_whole(tile);
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const int32_t row = tile.row_begin + static_cast<int32_t>(row_) + i * kRowsAtOnce;
+      const int32_t row = tile.row_begin + row_ + i * kRowsAtOnce;
       source_row_[i] = row >= tile.row_end
                            ? kNone
                            : static_cast<uint32_t>(params_.token ? params_.token[row] : row);
@@ -168,35 +194,23 @@ class GatheredRowsOfTwo {
   }
   // Most tiles are whole, and need no predicates.
   __device__ void copy(uint32_t shared, int32_t k_block) {
-    const int32_t column =
-        k_block * Operand::kRowBytes + static_cast<int32_t>(chunk_) * 16;  // in bytes
     const char* from = from_;
     from_ += Operand::kRowBytes;
-    const auto copy_rows = [&](auto bytes_of) {
-#pragma unroll
-      for (int i = 0; i < kPasses; ++i)
-        ptx::cp_async_16(shared + shared_offset_ + i * kRowsAtOnce * Operand::kRowBytes,
-                         from + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes,
-                         bytes_of(i));
+    const auto place = [&](int i) {
+      return from + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes;
     };
     if (is_whole_ && (k_block + 1) * Operand::kRowBytes <= params_.width_bytes) {
-      copy_rows([](int) { return 16; });
+      copy_rows(shared, place, [](int) { return 16; });
     } else {
-      const bool inside = column < params_.width_bytes;
-      copy_rows([&](int i) { return inside && source_row_[i] != kNone ? 16 : 0; });
+      const bool inside = Base::has_columns(k_block);
+      copy_rows(shared, place, [&](int i) { return inside && source_row_[i] != kNone ? 16 : 0; });
     }
   }
   __device__ void advance(int32_t /*k_block*/) {}
 
  private:
-  static constexpr int kChunks = Operand::kRowBytes / 16;
-  static constexpr int kRowsAtOnce = kProducerThreads / kChunks;
-  static constexpr int kPasses = Shape::BLOCK_M / kRowsAtOnce;
   static constexpr uint32_t kNone = 0xffffffff;
-  static_assert(kRowsAtOnce % 8 == 0, "a thread's rows all have the same place in their atom");
 
-  const Params& params_;
-  uint32_t row_, chunk_, shared_offset_;
   const char* from_;              // this thread's 16 bytes of row 0, in the next k block
   bool is_whole_;                 // the tile has no rows past the expert's last
   uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
