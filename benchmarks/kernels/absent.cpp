@@ -29,5 +29,8 @@ void time_codes(const Request&, Report&) {
 void time_gemms(const Request&, Report&) {
   refuse();
 }
+Limits measured_limits() {
+  refuse();
+}
 
 }  // namespace tilemoe::app

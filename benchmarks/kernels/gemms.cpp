@@ -1,4 +1,4 @@
-// The layers' GEMMs by cuBLASLt, as dense ones of all rows.
+// The layers' GEMMs by cuBLASLt, as dense ones of all rows, and the rate of a large one.
 #include <algorithm>
 
 #include "cuda/cublaslt.h"  // of apps/tilemoe
@@ -84,6 +84,30 @@ void time_layer(const Case& layer, Clock& clock, int rounds, Report& report) {
 }
 
 }  // namespace
+
+Limits measured_limits() {
+  constexpr int64_t kSize = 8192;
+  constexpr size_t kCopied = size_t{1} << 30;
+  constexpr int kRounds = 15;
+  const DenseShape shape{.M = kSize, .N = kSize, .K = kSize};
+  DeviceBuffer A(shape.operands, kSize * kSize), B(shape.operands, kSize * kSize),
+      C(shape.result, kSize * kSize), from(kCopied), to(kCopied);
+  fill_normal(verify::cuda_memory(), Tensor(A.data(), shape.operands, {kSize * kSize}), 0.2, 7);
+  fill_normal(verify::cuda_memory(), Tensor(B.data(), shape.operands, {kSize * kSize}), 0.02, 8);
+  const DeviceCacheFlush flush;
+  LtGemm gemm(shape);
+  gemm.choose(A.data(), B.data(), C.data(), flush);
+  const auto copy = [&] {
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), kCopied, cudaMemcpyDeviceToDevice),
+               "cudaMemcpyAsync");
+  };
+  const std::unique_ptr<Clock> clock = make_clock(Device::kCuda);
+  const std::vector<Samples> ms =
+      interleaved_ms(*clock, {[&] { gemm.run(A.data(), B.data(), C.data()); }, copy}, kRounds);
+  const auto size = static_cast<double>(kSize);
+  return {.flop_per_s = 2 * size * size * size / (median(ms[0]) * 1e-3),
+          .bytes_per_s = 2.0 * kCopied / (median(ms[1]) * 1e-3)};
+}
 
 void time_gemms(const Request& request, Report& report) {
 #ifdef TILEMOE_BARE_GEMMS

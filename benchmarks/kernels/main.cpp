@@ -153,6 +153,22 @@ void list_layers() {
     std::cout << layer.name << ": " << shape_text(layer) << "\n";
 }
 
+// The given limits; else, for the modes that compare with them on a GPU, its measured ones.
+Limits limits_of(const Options& options, Device device) {
+  if (!options.limits.empty())
+    return {.flop_per_s = options.limits[0] * 1e12, .bytes_per_s = options.limits[1] * 1e9};
+  if (device == Device::kCpu || options.configurations || options.codes || options.gemm) return {};
+  try {
+    const Limits limits = measured_limits();
+    std::cout << "limits: a GEMM by cuBLASLt " << fixed(limits.flop_per_s * 1e-12, 0)
+              << " TFLOP/s, a copy " << fixed(limits.bytes_per_s * 1e-9, 0) << " GB/s" << std::endl;
+    return limits;
+  } catch (const std::runtime_error& error) {
+    std::cout << "no limits, which --limits gives: " << error.what() << std::endl;
+    return {};
+  }
+}
+
 int run(const Options& options) {
   if (options.list) {
     list_layers();
@@ -170,10 +186,7 @@ int run(const Options& options) {
                         .rounds = options.rounds,
                         .forward = options.pass != "backward",
                         .backward = options.pass != "forward"};
-  Limits limits;
-  if (!options.limits.empty())
-    limits = {.flop_per_s = options.limits[0] * 1e12, .bytes_per_s = options.limits[1] * 1e9};
-  Report report(device, limits, options.json_file);
+  Report report(device, limits_of(options, device), options.json_file);
   std::cout << backend_for(to_c(device)).description() << std::endl;
   int status = kDone;
   if (options.configurations)
@@ -264,7 +277,9 @@ void add_options(CLI::App& app, Options& options) {
       ->excludes(routing)
       ->capture_default_str();
   app.add_option("--limits", options.limits,
-                 "Peak TFLOP/s and GB/s of the device (default: known for an H100)")
+                 "Peak TFLOP/s and GB/s of the device (default on a GPU: of a GEMM by cuBLASLt and "
+                 "of a copy, "
+                 "measured first)")
       ->expected(2)
       ->check(CLI::PositiveNumber);
 }

@@ -32,6 +32,10 @@ void time_gemms(const Request& request, Report& report);
 // The first of them; the build has it for an H100's architecture alone.
 void time_bare_gemms(Report& report);
 
+// On a GPU: the rate of a square GEMM of bfloat16 by cuBLASLt, and of a copy, which reads and writes.
+// Throws std::runtime_error if cuBLASLt is missing.
+Limits measured_limits();
+
 // "T=..., d=..., ..." and the same as values.
 std::string shape_text(const verify::Case& layer);
 Values shape_values(const verify::Case& layer);

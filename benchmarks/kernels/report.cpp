@@ -54,11 +54,6 @@ double Limits::ms(const Work& work) const {
   return std::max(work.flop / flop_per_s, work.bytes / bytes_per_s) * 1e3;
 }
 
-Limits limits_of(const std::string& device) {
-  if (device.find("H100") == std::string::npos) return {};
-  return {.flop_per_s = 798e12, .bytes_per_s = 3.0e12};
-}
-
 Quartiles quartiles(Samples samples) {
   std::sort(samples.begin(), samples.end());
   const auto at = [&](double part) {
@@ -91,7 +86,7 @@ Values versions_of(Device device) {
 Report::Report(Device device, Limits limits, std::string json_file)
     : device_(device_name(device)),
       versions_(versions_of(device)),
-      limits_(limits.flop_per_s > 0 ? limits : limits_of(device_)),
+      limits_(limits),
       json_file_(std::move(json_file)) {
   check_writable(json_file_);
 }
@@ -121,7 +116,11 @@ void Report::add_times(const std::string& name, const Samples& ms, const std::ve
   Values values = {{"ms", triple(q)}};
   if (work.flop > 0) values["tflop_per_s"] = triple(tflops);
   if (work.bytes > 0) values["gb_per_s"] = triple(gb);
-  if (limit > 0) values["limit_ms"] = limit, values["limit_over_ms"] = triple(rates(limit));
+  if (limit > 0) {
+    values["limit_ms"] = limit, values["limit_over_ms"] = triple(rates(limit));
+    values["limit_tflop_per_s"] = limits_.flop_per_s * 1e-12;
+    values["limit_gb_per_s"] = limits_.bytes_per_s * 1e-9;
+  }
   values.update(more);
   rows_.push_back({last_part(name), number(q.median), number(q.first), number(q.third),
                    work.flop > 0 ? number(tflops.median) : "",

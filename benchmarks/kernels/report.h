@@ -20,14 +20,12 @@ struct Work {
   Work operator+(const Work& other) const { return {flop + other.flop, bytes + other.bytes}; }
 };
 
-// The highest rates of a device: the rate of a large dense GEMM that was measured, and of a copy.
+// The highest rates of a device: of a large dense GEMM, and of a copy.
 struct Limits {
   double flop_per_s = 0, bytes_per_s = 0;  // 0: unknown
   // 0 if it is unknown.
   double ms(const Work& work) const;
 };
-// An H100's; unknown for every other device.
-Limits limits_of(const std::string& device);
 
 struct Quartiles {
   double first, median, third;
