@@ -67,18 +67,21 @@ class Comparison {
     const Backend& backend = cuda::backend();
     const auto up = [&](const UpProjection& step) { backend.steps.up_projection.run(step); };
     const auto down = [&](const DownProjection& step) { backend.steps.down_projection.run(step); };
+    const auto dA = [&](const ActivationGradient& step) {
+      backend.steps.activation_gradient.run(step);
+    };
+    const auto dX = [&](const InputGradient& step) { backend.steps.input_gradient.run(step); };
     compare_tiles(step::up_projection, up_, up);
     compare_tiles(step::down_projection, down_, down);
     if (case_.T <= kDecoded) return worst_;
-    compare_tiles(step::activation_gradient, dA_, [&](const ActivationGradient& step) {
-      backend.steps.activation_gradient.run(step);
-    });
+    compare_tiles(step::activation_gradient, dA_, dA);
     const double judged = worst_;  // the model was fitted to the three before, as the bar is
-    compare_tiles(step::input_gradient, dX_,
-                  [&](const InputGradient& step) { backend.steps.input_gradient.run(step); });
+    compare_tiles(step::input_gradient, dX_, dX);
     worst_ = judged;
     compare_column_groups(step::up_projection, up_, up);
     compare_column_groups(step::down_projection, down_, down);
+    compare_column_groups(step::activation_gradient, dA_, dA);
+    compare_column_groups(step::input_gradient, dX_, dX);
     compare_gather(up);
     std::vector<Choice> launches;
     for (const bool pdl : {false, true})
@@ -148,7 +151,7 @@ class Comparison {
   template <class Step, class Run>
   void compare_column_groups(const char* name, Step step, const Run& run) {
     std::vector<Choice> choices;
-    for (const int32_t group : {1, 2, 4, 8, 16, 32})
+    for (const int32_t group : {4, 6, 8, 12, 16, 24, 32})
       choices.push_back({"group of " + std::to_string(group), [&, group] {
                            step.tuning.column_group = group;
                            run(step);
