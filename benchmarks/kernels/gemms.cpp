@@ -1,5 +1,6 @@
 // The layers' GEMMs by cuBLASLt, as dense ones of all rows, and the rate of a large one.
 #include <algorithm>
+#include <utility>
 
 #include "cuda/cublaslt.h"  // of apps/tilemoe
 #include "modes.h"
@@ -38,19 +39,25 @@ std::vector<StepGemm> steps_of(const Case& layer) {
   };
 }
 
+// Every operand and result has one dtype.
+Work work_of(const DenseShape& shape) {
+  const auto M = static_cast<double>(shape.M), N = static_cast<double>(shape.N),
+             K = static_cast<double>(shape.K);
+  return {2 * M * N * K, static_cast<double>(size_of(shape.operands)) * (M * K + K * N + M * N)};
+}
+
 // The fastest algorithm for each.
 class DenseGemms {
  public:
-  explicit DenseGemms(const Case& layer) : steps_(steps_of(layer)) {
+  DenseGemms(std::vector<StepGemm> steps, DType dtype) : steps_(std::move(steps)) {
     int64_t A = 0, B = 0, C = 0;
     for (const auto& [step, shape] : steps_) {
       A = std::max(A, shape.M * shape.K), B = std::max(B, shape.K * shape.N);
       C = std::max(C, shape.M * shape.N);
     }
-    A_ = DeviceBuffer(layer.dtype, A), B_ = DeviceBuffer(layer.dtype, B);
-    C_ = DeviceBuffer(layer.dtype, C);
-    fill_normal(verify::cuda_memory(), Tensor(A_.data(), layer.dtype, {A}), 0.2, 7);
-    fill_normal(verify::cuda_memory(), Tensor(B_.data(), layer.dtype, {B}), 0.02, 8);
+    A_ = DeviceBuffer(dtype, A), B_ = DeviceBuffer(dtype, B), C_ = DeviceBuffer(dtype, C);
+    fill_normal(verify::cuda_memory(), Tensor(A_.data(), dtype, {A}), 0.2, 7);
+    fill_normal(verify::cuda_memory(), Tensor(B_.data(), dtype, {B}), 0.02, 8);
     const DeviceCacheFlush flush;
     for (const StepGemm& one : steps_) {
       gemms_.push_back(std::make_unique<LtGemm>(one.shape));
@@ -68,17 +75,13 @@ class DenseGemms {
 };
 
 void time_layer(const Case& layer, Clock& clock, int rounds, Report& report) {
-  const DenseGemms dense(layer);
+  const DenseGemms dense(steps_of(layer), layer.dtype);
   std::vector<std::function<void()>> runs;
   for (size_t i = 0; i < dense.steps().size(); ++i) runs.push_back([&, i] { dense.run(i); });
   const std::vector<Samples> ms = interleaved_ms(clock, runs, rounds);
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto& [step, shape] = dense.steps()[i];
-    const auto M = static_cast<double>(shape.M), N = static_cast<double>(shape.N),
-               K = static_cast<double>(shape.K);
-    const auto element = static_cast<double>(size_of(layer.dtype));
-    report.add_times("gemm/" + layer.name + "/" + step, ms[i],
-                     {{2 * M * N * K, element * (M * K + K * N + M * N)}},
+    report.add_times("gemm/" + layer.name + "/" + step, ms[i], {work_of(shape)},
                      {{"cublaslt", cublaslt_version()}});
   }
 }
@@ -90,22 +93,15 @@ Limits measured_limits() {
   constexpr size_t kCopied = size_t{1} << 30;
   constexpr int kRounds = 15;
   const DenseShape shape{.M = kSize, .N = kSize, .K = kSize};
-  DeviceBuffer A(shape.operands, kSize * kSize), B(shape.operands, kSize * kSize),
-      C(shape.result, kSize * kSize), from(kCopied), to(kCopied);
-  fill_normal(verify::cuda_memory(), Tensor(A.data(), shape.operands, {kSize * kSize}), 0.2, 7);
-  fill_normal(verify::cuda_memory(), Tensor(B.data(), shape.operands, {kSize * kSize}), 0.02, 8);
-  const DeviceCacheFlush flush;
-  LtGemm gemm(shape);
-  gemm.choose(A.data(), B.data(), C.data(), flush);
+  const DenseGemms dense({{"square", shape}}, shape.operands);
+  const DeviceBuffer from(kCopied), to(kCopied);
   const auto copy = [&] {
     check_cuda(cudaMemcpyAsync(to.data(), from.data(), kCopied, cudaMemcpyDeviceToDevice),
                "cudaMemcpyAsync");
   };
   const std::unique_ptr<Clock> clock = make_clock(Device::kCuda);
-  const std::vector<Samples> ms =
-      interleaved_ms(*clock, {[&] { gemm.run(A.data(), B.data(), C.data()); }, copy}, kRounds);
-  const auto size = static_cast<double>(kSize);
-  return {.flop_per_s = 2 * size * size * size / (median(ms[0]) * 1e-3),
+  const std::vector<Samples> ms = interleaved_ms(*clock, {[&] { dense.run(0); }, copy}, kRounds);
+  return {.flop_per_s = work_of(shape).flop / (median(ms[0]) * 1e-3),
           .bytes_per_s = 2.0 * kCopied / (median(ms[1]) * 1e-3)};
 }
 

@@ -164,7 +164,7 @@ Limits limits_of(const Options& options, Device device) {
               << " TFLOP/s, a copy " << fixed(limits.bytes_per_s * 1e-9, 0) << " GB/s" << std::endl;
     return limits;
   } catch (const std::runtime_error& error) {
-    std::cout << "no limits, which --limits gives: " << error.what() << std::endl;
+    std::cout << "the limits are unknown (--limits sets them): " << error.what() << std::endl;
     return {};
   }
 }
@@ -277,9 +277,8 @@ void add_options(CLI::App& app, Options& options) {
       ->excludes(routing)
       ->capture_default_str();
   app.add_option("--limits", options.limits,
-                 "Peak TFLOP/s and GB/s of the device (default on a GPU: of a GEMM by cuBLASLt and "
-                 "of a copy, "
-                 "measured first)")
+                 "Peak TFLOP/s and GB/s of the device (default on a GPU: measured first, by a GEMM "
+                 "of cuBLASLt and a copy)")
       ->expected(2)
       ->check(CLI::PositiveNumber);
 }

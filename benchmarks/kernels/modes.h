@@ -32,8 +32,8 @@ void time_gemms(const Request& request, Report& report);
 // The first of them; the build has it for an H100's architecture alone.
 void time_bare_gemms(Report& report);
 
-// On a GPU: the rate of a square GEMM of bfloat16 by cuBLASLt, and of a copy, which reads and writes.
-// Throws std::runtime_error if cuBLASLt is missing.
+// On a GPU: the rate of a square GEMM of bfloat16 by cuBLASLt, and of a copy, whose bytes are read
+// and written. Throws std::runtime_error if cuBLASLt or memory is missing.
 Limits measured_limits();
 
 // "T=..., d=..., ..." and the same as values.

@@ -8,15 +8,16 @@
 A part's name measures its items, PART/ITEM one of them. The parts are in the order of their use.
 Without names, a machine with one GPU measures the parts of one GPU, and one with several GPUs the
 parts of several. A part ends within 10 minutes. It is started if half of its time is left of --seconds;
-an item that would take longer ends then, without a line. `recipes` needs six calls on one GPU; on
-several, if it is named, each GPU runs one of its trainings at a time. An item whose line in
-benchmarks/results has the hash of the present sources is current and is skipped, so that an
-interrupted command continues after --merge. The build and the wheel must be of the present sources.
+an item that would take longer ends then, without a line. On one GPU `peers` needs two calls and
+`recipes` six; on several GPUs, if `recipes` is named, each runs one of its trainings at a time. An
+item whose line in benchmarks/results has the hash of the present sources is current and is skipped,
+so that an interrupted command continues after --merge. The build and the wheel must be of the present
+sources.
 
 --side-by-side first measures the parts of one GPU at the same time, each on a GPU of its own, into
 OUT/PART. Also, with CUDA_VISIBLE_DEVICES, commands that share a machine measure on their own GPUs.
 --prepare compiles sonic-moe's kernels and makes the corpora, and measures nothing: the first takes
-five minutes per quack, in the background of other parts. It logs into OUT/prepare.
+five to eight minutes per quack, in the background of other parts. It logs into OUT/prepare.
 
 OUT has two files: measured.jsonl, written after each item, and log.txt, what the programs printed,
 for example the tiles that sonic-moe chose. --peers is a folder of packages (pip install --target):

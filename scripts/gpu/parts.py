@@ -369,7 +369,7 @@ def tests(stage, seconds, gpus=1):
 HELPERS = ("compile", "corpus")  # items that measure nothing: they run before others that do
 
 # The most useful first. Seconds: of runs on an H100, rounded up, those of peers on an H200, where
-# sonic-moe tunes for a minute per layer; "compile" needs two minutes to eight.
+# sonic-moe tunes for a minute per layer; "compile" takes two to eight minutes.
 PARTS = {part.name: part for part in (
     Part("peers", "peers", 450, BENCH, peers(README_LAYERS),
          rf"^bench/(?!({'|'.join(map(re.escape, OTHER_LAYERS))})/)", calls=2),
