@@ -193,6 +193,9 @@ def measure(part, machine, facts, work, results, output, environment, end, again
     folder, failed = work / part.name, []
     folder.mkdir(parents=True, exist_ok=True)
     current = set() if again else results.current(part)
+    machine.wanted = None
+    (names,) = parts.names_of(part, machine=machine)
+    machine.wanted = [name for name in names if name not in current]
     items = part.items(machine, folder)
     end = min(end, time.monotonic() + PART_LIMIT_S)
 

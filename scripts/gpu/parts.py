@@ -52,12 +52,13 @@ COLUMN_BLOCKS = [1, 2, 3, 4, 6, 8]
 MEMORY_WAYS = ["tilemoe-keeps-h", "tilemoe-small-peak", "torch-grouped_mm"]
 COPY_BYTES_PER_S = 3.0e12  # of an H100: docs/kernels.md
 # (experts, recomputation, sequences) of trainings on one GPU. The whole 7B model fits 120 GB or
-# more; below, as many layers as fit with every implementation.
+# more; below, as many layers as fit with every implementation. sonic-moe is last: the first time it
+# tunes for minutes, and what it has tuned stays in the cache for the next call.
 LARGE_GIB, SHORT_LAYERS = 120, 16
-TRAININGS = {True: [("tilemoe", "none", 7), ("sonic-moe", "half", 8), ("scattermoe", "blocks", 16),
-                    ("grouped_mm", "blocks", 16)],
-             False: [("tilemoe", "none", 8), ("sonic-moe", "half", 8), ("scattermoe", "blocks", 16),
-                     ("grouped_mm", "blocks", 16)]}
+OTHER_TRAININGS = [("scattermoe", "blocks", 16), ("grouped_mm", "blocks", 16),
+                   ("sonic-moe", "half", 8)]
+TRAININGS = {True: [("tilemoe", "none", 7), *OTHER_TRAININGS],
+             False: [("tilemoe", "none", 8), *OTHER_TRAININGS]}
 
 
 # Lines that stay when a part is measured again: examples/pretrain/results.md quotes trainings.
@@ -152,11 +153,15 @@ def bench_item(machine, folder, name, words, against, limit_s=300, packages=(), 
 
 
 def compiled_first(machine, folder, layers, of):
-    """Return items: one that compiles sonic-moe's kernels, several at a time, or none if it has."""
+    """Return items: one that compiles sonic-moe's kernels, several at a time, or none if it has.
+
+    Only layers that are wanted are compiled.
+    """
     place = cache(machine, folder, of)
     note = place / "compiled.txt"
     known = note.read_text().split() if note.exists() else []
-    layers = [layer for layer in layers if layer not in known]
+    wanted = layers if machine.wanted is None else machine.wanted
+    layers = [layer for layer in layers if layer in wanted and layer not in known]
 
     def report(output):
         found = re.findall(r"^ *(\S+): (sonic-moe compiled|skip sonic-moe)", output, re.M)
@@ -226,13 +231,14 @@ def training(machine, folder):
                  "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "1",
                  "--implementations", experts]
         words += [] if whole else ["--layers", str(SHORT_LAYERS)]
-        limit_s = 400 if experts == "sonic-moe" else 150  # it may have to compile
+        limit_s = 500 if experts == "sonic-moe" else 150  # it may have to compile
         made = machine.torch_item(name, words, limit_s, lambda _: several_gpus.trained(file))
         if experts in ("sonic-moe", "scattermoe"):
             with_packages(machine, made, experts, cache(machine, folder, experts))
         return made
 
-    return [several_gpus.corpus_item(machine, corpus), *(item(*one) for one in TRAININGS[whole])]
+    return [*several_gpus.corpus_items(machine, corpus),
+            *(item(*one) for one in TRAININGS[whole])]
 
 
 def recipes(machine, folder):
@@ -254,9 +260,8 @@ def recipes(machine, folder):
 
     torch = importlib.util.find_spec("torch")
     text = [sysconfig.get_path("stdlib"), *([pathlib.Path(torch.origin).parent] if torch else [])]
-    made = several_gpus.corpus_item(machine, corpus, [*text, "--megabytes", "130"], 240)
-    whole = (corpus / "manifest.json").exists()  # of an earlier call
-    return [*([] if whole else [made]), *map(item, paired.runs(study))]
+    return [*several_gpus.corpus_items(machine, corpus, [*text, "--megabytes", "130"], 240),
+            *map(item, paired.runs(study))]
 
 
 def with_packages(machine, item, peer, compiled):

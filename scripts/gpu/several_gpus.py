@@ -102,7 +102,7 @@ def fsdp(machine, folder):
 
     counts = numbers_of_gpus(machine)
     return [
-        corpus_item(machine, corpus),
+        *corpus_items(machine, corpus),
         *(item(f"7b-{count}-gpus", count, BATCH, ["--compile"]) for count in counts),
         # Not compiled, as --expert-parallel requires.
         item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1],
@@ -112,10 +112,12 @@ def fsdp(machine, folder):
     ]
 
 
-def corpus_item(machine, corpus, text=tuple(ROOT / name for name in TEXT), limit_s=60):
-    """Return an item that makes a corpus, by default of the repository's text."""
+def corpus_items(machine, corpus, text=tuple(ROOT / name for name in TEXT), limit_s=60):
+    """Return items: one that makes a corpus, by default of the repository's text, or none if it has."""
+    if (corpus / "manifest.json").exists():  # of an earlier call
+        return []
     words = [EXAMPLE / "corpus.py", corpus, *text, "--vocabulary", "16384"]
-    return item_of(machine, "corpus", words, limit_s, lambda _: tokens_in(corpus), gpus=1)
+    return [item_of(machine, "corpus", words, limit_s, lambda _: tokens_in(corpus), gpus=1)]
 
 
 def tokens_in(corpus):

@@ -102,7 +102,7 @@ class Machine:
 
     `archs`: those that the first GPU runs, its default first. `wheel`: of the PyTorch package.
     `packages`: a folder of wheels that its tests need. `installed`: the folder where they are
-    installed.
+    installed. `wanted`: names of the part's items that will run, None: all.
     """
 
     def __init__(self, programs, wheel=None, packages=None, installed=None):
@@ -114,6 +114,7 @@ class Machine:
         self.profiler = find_tool("ncu")
         self.gpus, self.archs = [], []
         self.wheel, self.packages, self.installed = wheel, packages, installed
+        self.wanted = None
 
     def program(self, name):
         return self.programs.get(name, name)

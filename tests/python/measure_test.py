@@ -469,6 +469,13 @@ class Parts(unittest.TestCase):
         machine, folder = parts.supposed(parts.PARTS["peers"]), temporary(self)
         machine.cache = folder
         compiled = lambda *layers: parts.compiled_first(machine, ROOT, layers, "sonic-moe")
+        machine.wanted = ["wide", "compile"]
+        (item,) = compiled("olmoe", "wide", "off-tiles")
+        self.assertIn("wide", item.command)
+        self.assertNotIn("olmoe", item.command, "nobody asked for it, or it is current")
+        machine.wanted = ["compile"]
+        self.assertEqual(compiled("olmoe", "wide", "off-tiles"), [])
+        machine.wanted = None
         (item,) = compiled("olmoe", "wide", "off-tiles")
         (folder / "cache-sonic-moe").mkdir()
         with self.assertRaisesRegex(ValueError, "compiled for no layer"):
