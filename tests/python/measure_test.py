@@ -472,7 +472,7 @@ class Parts(unittest.TestCase):
         machine.wanted = ["wide", "compile"]
         (item,) = compiled("olmoe", "wide", "off-tiles")
         self.assertIn("wide", item.command)
-        self.assertNotIn("olmoe", item.command, "nobody asked for it, or it is current")
+        self.assertNotIn("olmoe", item.command, "it is not wanted, or it is current")
         machine.wanted = ["compile"]
         self.assertEqual(compiled("olmoe", "wide", "off-tiles"), [])
         machine.wanted = None
