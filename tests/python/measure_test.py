@@ -369,6 +369,26 @@ for i in $(seq 100); do [ $(ls on-* | wc -l) = 2 ] && exit; sleep 0.1; done; exi
                         output, os.environ, time.monotonic() + 20, False, prepare=True)
         self.assertEqual(sorted(path.name for path in folder.iterdir()), ["corpus", "out", "recipes"])
 
+    def test_a_part_knows_which_of_its_items_will_run(self):
+        folder, wanted = temporary(self), []
+
+        def items(machine, _):
+            wanted.append(machine.wanted)
+            return [stages.Item(name, ["true"], 20, lambda _: {}) for name in machine.wanted or "abc"]
+
+        part = parts.Part("recipes", "recipes", 9, ("pyproject.toml",), items, parts.KEPT)
+        machine = types.SimpleNamespace(gpus=[1], wanted=None)
+        part = parts.only(part, ["a", "b"], machine)
+        results = types.SimpleNamespace(current=lambda _: {"b"}, digest=lambda _: "0")
+        facts = {"device": "a GPU", "versions": {}, "commit": "0123456", "gpus": []}
+        output = measure.Output(folder / "out")
+        self.addCleanup(output.log.close)
+        for again, names in ((False, ["a"]), (True, ["a", "b"])):
+            machine.wanted = ["of another part"]
+            measure.measure(part, machine, facts, folder, results, output, os.environ,
+                            time.monotonic() + 20, again)
+            self.assertEqual(wanted[-1], names)
+
 
 class Parts(unittest.TestCase):
     def items(self, part):
