@@ -102,18 +102,18 @@ Kernel planned_or_chosen(const Step& step, ProjectionPlan ExpertsPlan::*planned)
 
 KernelKey key_of(const UpProjection& step) {
   const tilemoe_experts& experts = *step.experts;
-  const tilemoe_tensor& W1 = step.weights.W1;
   Variant general{.recipe = recipe_of(experts, step.A_codes.given()),
-                  .weights = major_of(W1),
+                  .weights = major_of(step.weights.W1),
                   .activations = activations_of(experts),
-                  .interleaved_columns = has_interleaved_columns(experts, W1),
+                  .interleaved_columns = has_interleaved_columns(experts, step.weights.W1),
                   .adapter = present(step.adapter.rows) || writes_A_twice(step),
                   .codes = step.codes.given() || step.A_codes.given()};
+  const bool plain = is_plain_swiglu(experts) && !general.interleaved_columns;
   Variant special = general;
-  special.activations = Activations::kSwiGLU;
-  special.gathers = step.rows.token != nullptr || general.adapter;
+  special.activations = plain ? Activations::kSwiGLU : Activations::kClampedSwiGLU;
+  special.gathers = !plain || step.rows.token != nullptr || general.adapter;
   const KernelKey key{GemmName::kUpProjection, arch_of(step.tuning.plan), general};
-  return is_plain_swiglu(experts) ? either({key.gemm, key.arch, special}, key) : key;
+  return experts.activation == TILEMOE_SWIGLU ? either({key.gemm, key.arch, special}, key) : key;
 }
 
 KernelKey key_of(const DownProjection& step) {

@@ -135,12 +135,30 @@ inline std::vector<StepCase> step_cases(Passes pass) {
       all.push_back({"swiglu" + kind + suffix, kForward, ragged, 37, 512, 328, 77,
                      kUnitScale | flags, kSwiGLU, -1, tile});
     };
-    add("", 0), add("_biases", kBiases), add("_grouped", kBiases | kGrouped);
+    add("", 0), add("_biases", kBiases), add("_grouped", kBiases | kGrouped),
+        add("_t", kTransposed);
     add("_inference", kBiases | kWithoutH);
     all.push_back({std::string("swiglu_many_tiles") + name, kForward, many, 1000, 1032, 520, 77,
                    kUnitScale | kBiases, kSwiGLU, -1, tile});
-    all.push_back(
-        {std::string("down") + name, kForward, many, 1000, 1032, 520, 0, 0, kReGLU, -1, tile});
+    for (const auto& [kind, flags] : {std::pair("down", 0u), std::pair("down_t", +kW2Transposed)})
+      all.push_back(
+          {std::string(kind) + name, kForward, many, 1000, 1032, 520, 0, flags, kReGLU, -1, tile});
+  }
+  for (const bool columns : {false, true}) {
+    const cuda::Variant clamped{.weights = columns ? cuda::Major::kMN : cuda::Major::kK,
+                                .activations = cuda::Activations::kClampedSwiGLU,
+                                .interleaved_columns = columns};
+    const uint32_t flags = kUnitScale | kBiases | (columns ? kInterleavedColumns : kInterleaved);
+    for (const cuda::TileConfiguration& tile :
+         cuda::tiles_of({cuda::GemmName::kUpProjection, cuda::ArchName::kSm90, clamped})) {
+      const std::string name = std::string("gpt_oss_") + (columns ? "columns_" : "") +
+                               std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
+                               (tile.cluster > 1 ? "_pairs" : "");
+      all.push_back(
+          {name, kForward, ragged, 37, 512, 328, 77, flags, kSwiGLU, -1, tile, 1.5f, 1.702f, 1.f});
+      all.push_back({name + "_many_tiles", kForward, many, 1000, 1032, 520, 77, flags, kSwiGLU, -1,
+                     tile, 1.5f, 1.702f, 1.f});
+    }
   }
   // Every layout, with every dtype of the gradients, written and added; and again with experts that
   // are long enough for split-K of the weight gradients. Each of them occurs with either tile,
@@ -212,17 +230,21 @@ inline std::vector<StepCase> step_cases(Passes pass) {
     all.push_back({name + "_float16", kBackward, ragged, 37, 200, 264, 0, half, activation});
     all.push_back({name, kBackward, ragged, 37, 200, 264, 0, kUnitScale, activation});
   }
-  const cuda::Variant swiglu{.weights = cuda::Major::kMN,
-                             .activations = cuda::Activations::kSwiGLU};
-  for (const cuda::TileConfiguration& tile :
-       cuda::tiles_of({cuda::GemmName::kActivationGradient, cuda::ArchName::kSm90, swiglu})) {
-    const std::string name =
-        (tile.cluster == 1 ? "single" : "cluster") + std::to_string(tile.block_n);
-    const bool wide = tile.block_n == 256;
-    all.push_back(
-        {name, kBackward, ragged, 37, 200, wide ? 248 : 264, 77, kUnitScale, kSwiGLU, -1, tile});
-    all.push_back({name + "_many_tiles_dH_over_H", kBackward, many, 1000, 1032, wide ? 760 : 776,
-                   77, kUnitScale | kDHOverH, kSwiGLU, -1, tile});
+  for (const bool transposed : {false, true}) {
+    const cuda::Variant swiglu{.weights = transposed ? cuda::Major::kK : cuda::Major::kMN,
+                               .activations = cuda::Activations::kSwiGLU};
+    const uint32_t flags = kUnitScale | (transposed ? kTransposed : 0u);
+    for (const cuda::TileConfiguration& tile :
+         cuda::tiles_of({cuda::GemmName::kActivationGradient, cuda::ArchName::kSm90, swiglu})) {
+      const std::string name = std::string(transposed ? "transposed_" : "") +
+                               (tile.cluster == 1 ? "single" : "cluster") +
+                               std::to_string(tile.block_n);
+      const bool wide = tile.block_n == 256;
+      all.push_back(
+          {name, kBackward, ragged, 37, 200, wide ? 248 : 264, 77, flags, kSwiGLU, -1, tile});
+      all.push_back({name + "_many_tiles_dH_over_H", kBackward, many, 1000, 1032, wide ? 760 : 776,
+                     77, flags | kDHOverH, kSwiGLU, -1, tile});
+    }
   }
   for (const Passes either : {kForward, kBackward}) {
     const bool forward = either == kForward;

@@ -34,10 +34,12 @@ struct Case {
   int64_t rank = 16;
   bool gathers = true;
   int32_t first_experts_rows = 36;
+  std::optional<cuda::TileConfiguration> tile = {};  // the one chosen, if none is given
 
   bool gated() const { return tilemoe_activation_gated(activation) != 0; }
   bool interleaved() const { return gated() && layout == TILEMOE_GATE_INTERLEAVED; }
   bool interleaved_columns() const { return interleaved() && !dense_last; }
+  bool clamped() const { return interleaved() && activation == TILEMOE_SWIGLU; }  // gpt-oss
   int64_t h_columns() const { return gated() ? 2 * kN : kN; }
   bool gathers_rows() const { return gathers && (gemm == Gemm::kUp || gemm == Gemm::kActivation); }
   bool is_forward() const { return gemm == Gemm::kUp || gemm == Gemm::kDown; }
@@ -143,6 +145,15 @@ class Problem {
     expect_clean_run();
     return out;
   }
+  // The tiles of the step with an adapter.
+  std::vector<cuda::TileConfiguration> tiles() {
+    std::vector<cuda::TileConfiguration> tiles;
+    visit_step(outputs_.emplace_back(case_, rows_.capacity), true, [&](const auto& step) {
+      const auto found = cuda::tiles_of(cuda::key_of(step));
+      tiles.assign(found.begin(), found.end());
+    });
+    return tiles;
+  }
   // Adds the kernel of the step with an adapter, which does not run.
   void add_kernel(ChosenKernels& kernels) {
     visit_step(outputs_.emplace_back(case_, rows_.capacity), true,
@@ -180,7 +191,7 @@ class Problem {
       if (h >= kN) return dA * relu(gate);
       // The gate of SwiGLU is 0, where the derivative is a half.
       const double slope = c.activation == TILEMOE_SWIGLU ? 0.5 : gate > 0 ? 1 : 0;
-      return dA * up(i[0], j) * slope;
+      return dA * (up(i[0], j) + (c.clamped() ? 1 : 0)) * slope;
     });
     out.A.expect("A'", row_exists, [&](const Index& i) {
       return score(i[0]) * relu(H(i[0], i[1])) * up(i[0], i[1]);
@@ -206,6 +217,9 @@ class Problem {
     experts.struct_size = sizeof experts;
     experts.dtype = c.dtype, experts.E = rows_.E, experts.d = kD, experts.n = kN;
     experts.activation = c.activation, experts.gate_layout = c.layout;
+    if (c.clamped()) experts.clamp = 7, experts.alpha = 1.702f, experts.up_shift = 1;
+    Tuning tuning;
+    tuning.tile = c.tile ? &*c.tile : nullptr;
     const Rows rows = rows_.rows(c.gathers);
     const UpWeights weights{
         W1_.tensor(), halves() == 2 ? W1_up_.tensor() : tilemoe_tensor{}, {}, {}};
@@ -220,6 +234,7 @@ class Problem {
                            .A = out.A.tensor(),
                            .scratch = {},
                            .stream = nullptr,
+                           .tuning = tuning,
                            .adapter = adapter});
         break;
       case Gemm::kDown:
@@ -231,6 +246,7 @@ class Problem {
                              .Y = out.wide.tensor(),
                              .scratch = {},
                              .stream = nullptr,
+                             .tuning = tuning,
                              .adapter = adapter});
         break;
       case Gemm::kActivation:
@@ -245,6 +261,7 @@ class Problem {
                                  .ds_partial = static_cast<float*>(out.ds.tensor().data),
                                  .scratch = {},
                                  .stream = nullptr,
+                                 .tuning = tuning,
                                  .adapter = adapter});
         break;
       case Gemm::kInput:
@@ -255,6 +272,7 @@ class Problem {
                             .dX_rows = out.wide.tensor(),
                             .scratch = {},
                             .stream = nullptr,
+                            .tuning = tuning,
                             .adapter = adapter});
         break;
     }

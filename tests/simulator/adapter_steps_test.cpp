@@ -34,7 +34,7 @@ class AdapterStep : public testing::TestWithParam<std::tuple<std::string, Gemm, 
 enum class Ranks { kAll, kLargest };
 
 // The activations and layouts that select the step's kernels; each with several ranks or with the
-// largest.
+// largest, and that one with all tiles.
 template <class Check>
 void for_each_case(const std::tuple<std::string, Gemm, bool>& param, Ranks which,
                    const Check& check) {
@@ -46,8 +46,19 @@ void for_each_case(const std::tuple<std::string, Gemm, bool>& param, Ranks which
     for (const int64_t rank : ranks) {
       SCOPED_TRACE("rank " + std::to_string(rank));
       const bool several_tiles = rank == 72 && layout == TILEMOE_GATE_CONCATENATED;
-      check({setting, gemm, activation, layout, dense_last, dtype, rank, rank != 16,
-             several_tiles ? 130 : 36});
+      Case c{setting, gemm,       activation,
+             layout,  dense_last, dtype,
+             rank,    rank != 16, several_tiles ? 130 : 36};
+      if (rank != ranks.back()) {
+        check(c);
+        continue;
+      }
+      simulate(setting);
+      for (const cuda::TileConfiguration& tile : Problem(c, small).tiles()) {
+        SCOPED_TRACE(std::to_string(tile.block_n) + " columns");
+        c.tile = tile;
+        check(c);
+      }
     }
   };
   run(TILEMOE_REGLU, TILEMOE_GATE_CONCATENATED, TILEMOE_BFLOAT16, {8, 16, 72, 136});
@@ -60,6 +71,7 @@ void for_each_case(const std::tuple<std::string, Gemm, bool>& param, Ranks which
   run(TILEMOE_RELU, TILEMOE_GATE_CONCATENATED, TILEMOE_BFLOAT16, {16});
   run(TILEMOE_RELU, TILEMOE_GATE_CONCATENATED, TILEMOE_FLOAT16, {24});
   run(TILEMOE_SWIGLU, TILEMOE_GATE_CONCATENATED, TILEMOE_BFLOAT16, {16});
+  run(TILEMOE_SWIGLU, TILEMOE_GATE_INTERLEAVED, TILEMOE_BFLOAT16, {16, 72});
 }
 
 TEST_P(AdapterStep, AddsRowsTimesFactors) {

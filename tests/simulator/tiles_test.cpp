@@ -38,14 +38,25 @@ double small(const Index& index, int64_t salt) {
 PlacedTensor matrix(int64_t rows, int64_t columns) {
   return PlacedTensor(kDType, {rows, columns}, {columns, 1});
 }
-PlacedTensor weights(int64_t rows, int64_t columns) {
-  return PlacedTensor(kDType, {kE, rows, columns}, {rows * columns, columns, 1});
+PlacedTensor weights(int64_t rows, int64_t columns, bool transposed) {
+  return PlacedTensor(kDType, {kE, rows, columns},
+                      {rows * columns, transposed ? 1 : columns, transposed ? rows : 1});
 }
+
+enum class Kind {
+  kPlain,
+  kClamped,  // gpt-oss' activation
+  kColumns,  // and its weights in transformers: transposed, and interleaved columns
+};
 
 // A layer's tensors, and the rows of its experts.
 class Layer {
  public:
-  Layer() : X(matrix(kT, kD)), A_in(matrix(kM, kN)), W1(weights(2 * kN, kD)), W2(weights(kD, kN)) {
+  explicit Layer(Kind kind)
+      : X(matrix(kT, kD)),
+        A_in(matrix(kM, kN)),
+        W1(weights(2 * kN, kD, kind == Kind::kColumns)),
+        W2(weights(kD, kN, kind == Kind::kColumns)) {
     for (const int32_t count : kCounts) begins_.push_back(begins_.back() + count);
     for (int64_t row = 0; row < kM; ++row) token_.push_back(static_cast<int32_t>(row * 37 % kT));
     offsets_ = upload(begins_), tokens_ = upload(token_);
@@ -55,7 +66,10 @@ class Layer {
     W2.fill([](const Index& i) { return small(i, 4); });
     experts.struct_size = sizeof experts;
     experts.dtype = kDType, experts.E = kE, experts.d = kD, experts.n = kN;
-    experts.activation = TILEMOE_SWIGLU, experts.gate_layout = TILEMOE_GATE_CONCATENATED;
+    experts.activation = TILEMOE_SWIGLU;
+    experts.gate_layout =
+        kind == Kind::kColumns ? TILEMOE_GATE_INTERLEAVED : TILEMOE_GATE_CONCATENATED;
+    if (kind != Kind::kPlain) experts.clamp = 7, experts.alpha = 1.702f, experts.up_shift = 1;
     rows.E = kE, rows.capacity = kM, rows.of_an_expert = kM;
     rows.offsets = offsets_, rows.token = tokens_;
   }
@@ -132,9 +146,11 @@ void for_each_tile(Step& step, const Run& run) {
   EXPECT_TRUE(has_wide_ping_pong);
 }
 
-TEST(Tiles, OfTheUpProjectionGiveEqualBits) {
+class Tiles : public testing::TestWithParam<Kind> {};
+
+TEST_P(Tiles, OfTheUpProjectionGiveEqualBits) {
   simulate("sm90");
-  Layer layer;
+  Layer layer(GetParam());
   UpProjection up{};
   up.experts = &layer.experts, up.rows = layer.rows, up.X = layer.X.tensor();
   up.weights.W1 = layer.W1.tensor();
@@ -156,9 +172,9 @@ TEST(Tiles, OfTheUpProjectionGiveEqualBits) {
   });
 }
 
-TEST(Tiles, OfTheDownProjectionAreExact) {
+TEST_P(Tiles, OfTheDownProjectionAreExact) {
   simulate("sm90");
-  Layer layer;
+  Layer layer(GetParam());
   DownProjection down{};
   down.experts = &layer.experts, down.rows = layer.rows, down.A = layer.A_in.tensor();
   down.W2 = layer.W2.tensor();
@@ -171,6 +187,12 @@ TEST(Tiles, OfTheDownProjectionAreExact) {
     Y.expect("Y", [&](const Index& i) { return at(sums, kD, i); });
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(, Tiles, testing::Values(Kind::kPlain, Kind::kClamped, Kind::kColumns),
+                         [](const auto& instance) {
+                           constexpr const char* kNames[] = {"plain", "clamped", "columns"};
+                           return kNames[static_cast<int>(instance.param)];
+                         });
 
 }  // namespace
 }  // namespace tilemoe::test

@@ -61,7 +61,12 @@ inline RecipeName recipe_of(const tilemoe_experts& experts, bool fp8 = false) {
 // ---- what a GEMM kernel is compiled for, in addition to its tile
 
 // Which activations a kernel has in it. Each takes instructions in every kernel that has it.
-enum class Activations { kSwiGLU, kGated, kPlain };
+enum class Activations {
+  kSwiGLU,         // in the plain form
+  kClampedSwiGLU,  // in any form: clamp, alpha and shift come at run time
+  kGated,          // any with a gate
+  kPlain,          // any without
+};
 
 // A field that does not apply to a step keeps its default.
 struct Variant {

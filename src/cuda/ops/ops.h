@@ -43,7 +43,9 @@ struct Projection {
   using Factor = typename Arch::template Weights<AdapterShape, kVariant.weights, kParts>;
   template <class First, class Second>
   using Source =
-      std::conditional_t<kVariant.adapter, typename Arch::template Chained<First, Second>, First>;
+      std::conditional_t<kVariant.adapter,
+                         typename Arch::template Chained<First, Second, kVariant.weights, Epilogue>,
+                         First>;
   using LoadA = Source<A, AdapterRows>;
   using LoadB = Source<B, Factor>;
   using Gemm = ProjectionGemm<Arch, Shape, LoadA, LoadB, Epilogue>;

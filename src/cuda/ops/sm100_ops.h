@@ -130,7 +130,7 @@ struct Sm100 {
   template <class Shape, class First>
   using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRows<Shape>,
                                          load::DenseRows<Shape>>;
-  template <class First, class Second>
+  template <class First, class Second, Major, class>
   using Chained = load::Chained<First, Second>;
 
   // ---- epilogues; rows are stored 32 columns at a time, from registers

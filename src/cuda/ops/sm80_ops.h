@@ -62,7 +62,7 @@ struct Sm80 {
   using AdapterShape = Shape;
   template <class Shape, class First>
   using AdapterRows = sm80::SourceRows<Shape, false>;
-  template <class First, class Second>
+  template <class First, class Second, Major, class>
   using Chained = sm80::Chained<First, Second>;
 
   // ---- epilogues; rows are stored 32 columns at a time if the parts of a warp have as many

@@ -17,6 +17,7 @@
 #include "cuda/gemm/load/chained.h"
 #include "cuda/gemm/load/dense.h"
 #include "cuda/gemm/load/gathered.h"
+#include "cuda/gemm/load/two_sources.h"
 #include "cuda/gemm/load/weights.h"
 #include "cuda/gemm/schedule/expert_tiles.h"
 #include "cuda/gemm/schedule/row_tiles.h"
@@ -61,6 +62,15 @@ template <class Shape>
 concept HidesStores = Shape::kSchedule == Schedule::kPingPong&& Shape::BLOCK_N == 192;
 template <class Shape, class Element>
 using NarrowRowStore = RaggedStore<Shape, Element, kNarrowStoreColumns>;
+// Ping-pong hides a store that is not deferred.
+template <class Shape>
+concept StoresAtOnce = Shape::kSmallM || HidesStores<Shape>;
+// Small tiles have parts of H or A that are narrower than a box of TMA.
+template <class Shape, class Element = typename Shape::Recipe::Out::H>
+using StoreOfH =
+    std::conditional_t<Shape::kSmallM, StoreByThreads<Shape, Element>,
+                       std::conditional_t<HidesStores<Shape>, NarrowRowStore<Shape, Element>,
+                                          RowStore<Shape, Element>>>;
 
 template <class Shape, class Out, OutputMajor kMajor>
 struct WeightGradientOf {
@@ -73,28 +83,19 @@ struct WeightGradientOf<Shape, Out, kMajor> {
 
 template <class Shape, Activations kSet, bool kInterleavedColumns>
 struct ActivationOf {
-  using type = ActivationEpilogue<Shape, kSet, RowStore<Shape, typename Shape::Recipe::Out::H>>;
+  using type = ActivationEpilogue<Shape, kSet, StoreOfH<Shape>>;
+};
+template <class Shape, Activations kSet>
+struct ActivationOf<Shape, kSet, true> {
+  using type = InterleavedActivationEpilogue<Shape, kSet, StoreOfH<Shape>>;
 };
 template <class Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
   using type = SwiGLUEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
 };
-// Gate and up of few columns are narrower than a box of TMA, and ping-pong hides a store that is
-// not deferred.
-template <class Shape>
-requires(Shape::kSmallM) struct ActivationOf<Shape, Activations::kSwiGLU, false> {
-  using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
-                                  StoreByThreads<Shape, typename Shape::Recipe::Out::H>>;
-};
-template <HidesStores Shape>
+template <StoresAtOnce Shape>
 struct ActivationOf<Shape, Activations::kSwiGLU, false> {
-  using type = ActivationEpilogue<Shape, Activations::kSwiGLU,
-                                  NarrowRowStore<Shape, typename Shape::Recipe::Out::H>>;
-};
-template <class Shape>
-struct ActivationOf<Shape, Activations::kGated, true> {
-  using type =
-      InterleavedActivationEpilogue<Shape, RowStore<Shape, typename Shape::Recipe::Out::H>>;
+  using type = ActivationEpilogue<Shape, Activations::kSwiGLU, StoreOfH<Shape>>;
 };
 
 // One slot of stores per warp: with two, and scales of gathered rows, the ring would have a stage
@@ -146,17 +147,23 @@ struct RowsOf<Shape, kGathers> {
       std::conditional_t<kGathers, load::ScaledRows<Shape>, load::ScaledRowsInOrder<Shape>>;
 };
 
-// The first of two sources: as without a second one, but it keeps less in registers.
-template <class First>
+// Loads of transposed weights take more registers; a producer that also loads for the epilogue has
+// more.
+template <Major kWeights, class Epilogue>
+inline constexpr bool loads_take_registers = kWeights == Major::kMN && !ReadsThroughRing<Epilogue>;
+
+// The first of two sources: as without a second one, but gathered rows may have to keep less in
+// registers.
+template <class First, bool kKeepsLess>
 struct OfTwo {
   using type = First;
 };
 template <class Shape>
-struct OfTwo<load::GatheredRows<Shape>> {
+struct OfTwo<load::GatheredRows<Shape>, true> {
   using type = load::GatheredRowsOfTwo<Shape>;
 };
-template <class Shape>
-struct OfTwo<load::ScaledRows<Shape>> {
+template <class Shape, bool kKeepsLess>
+struct OfTwo<load::ScaledRows<Shape>, kKeepsLess> {
   using type = load::ScaledRows<Shape, load::GatheredRowsOfTwo<Shape>>;
 };
 
@@ -207,10 +214,11 @@ struct Sm90 {
   template <class Shape>
   using AdapterShape = typename sm90::AdapterShapeOf<Shape>::type;
   template <class Shape, class First>
-  using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::GatheredRowsOfTwo<Shape>,
+  using AdapterRows = std::conditional_t<load::ThreadLoader<First>, load::CopiedRows<Shape>,
                                          load::DenseRows<Shape>>;
-  template <class First, class Second>
-  using Chained = load::Chained<typename sm90::OfTwo<First>::type, Second>;
+  template <class First, class Second, Major kWeights, class Epilogue>
+  using Chained = load::Chained<
+      typename sm90::OfTwo<First, sm90::loads_take_registers<kWeights, Epilogue>>::type, Second>;
 
   // ---- epilogues
   template <class Shape, Activations kSet, bool kInterleavedColumns>

@@ -138,7 +138,7 @@ constexpr uint32_t number_of(const KernelKey& key) {
   };
   append(key.gemm, 6), append(key.arch, 3);
   append(key.variant.recipe, 4), append(key.variant.weights, 2);
-  append(key.variant.activations, 3), append(key.variant.interleaved_columns, 2);
+  append(key.variant.activations, 4), append(key.variant.interleaved_columns, 2);
   append(key.variant.gathers, 2), append(key.variant.adapter, 2);
   append(key.variant.codes, 2), append(key.variant.float_out, 2), append(key.variant.out, 2);
   return number;

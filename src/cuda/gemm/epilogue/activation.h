@@ -49,10 +49,10 @@ __device__ __forceinline__ float2 side_by_side(float left, float right) {
 
 // For fragments with interleaved gate/up columns: A replaces the first half of the columns, in a
 // fragment's layout.
-template <int kFragments, int kNumbers>
+template <Activations kSet, int kFragments, int kNumbers>
 __device__ __forceinline__ void activate_interleaved(const ActivationParams& params,
                                                      float (&D)[kFragments][kNumbers]) {
-  with_activation<Activations::kGated, false>(params, [&](const auto& f) {
+  with_activation<kSet, false>(params, [&](const auto& f) {
 #pragma unroll
     for (int m = 0; m < kFragments; ++m)
 #pragma unroll

@@ -251,6 +251,8 @@ __device__ __forceinline__ void with_activation(const ActivationParams& params, 
   using namespace activation;
   if constexpr (kSet == Activations::kSwiGLU) {
     body(SwiGLU());
+  } else if constexpr (kSet == Activations::kClampedSwiGLU) {
+    body(ClampedSwiGLU{params.clamp, params.alpha, params.up_shift});
   } else if constexpr (kSet == Activations::kGated) {
     switch (params.kind) {
       case TILEMOE_SWIGLU:

@@ -54,7 +54,7 @@ class FragmentActivation {
     finish_part<0, kPart>(0, m, tile, column, H);
     if constexpr (kParts == 2) finish_part<kPart / 2, kPart>(1, m, tile, column, H);
     if constexpr (kInterleavedColumns)
-      activate_interleaved(params_.activation, H);
+      activate_interleaved<kActivations>(params_.activation, H);
     else
       activate<kActivations>(params_.activation, H);
     store_fragment<kActivated>(Rows(0, 0), params_.A, m, tile.row_begin, tile.row_end, 0,

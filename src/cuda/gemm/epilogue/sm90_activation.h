@@ -186,7 +186,7 @@ class ActivationEpilogue {
 
 // Interleaved gate/up columns in W1 and H: A = act(H) from two neighbouring accumulators of one
 // thread.
-template <class Shape, FragmentStore Rows>
+template <class Shape, Activations kActivations, FragmentStore Rows>
 class InterleavedActivationEpilogue {
  public:
   static_assert(all_same<typename Rows::Element, typename Shape::Recipe::Out::H,
@@ -220,7 +220,7 @@ class InterleavedActivationEpilogue {
     const auto number = [&](int m, int i) { return D[m][i]; };
     add_bias<typename Shape::Element, 0, kColumns>(params_.bias[0], tile.expert, first, D);
     store_columns<Shape, kColumns>(rows_, params_.H, row, tile.row_end, 0, first, number);
-    activate_interleaved(params_.activation, D);
+    activate_interleaved<kActivations>(params_.activation, D);
     store_columns<Shape, kActivated>(rows_, params_.A, row, tile.row_end, 0, first / 2, number);
   }
 

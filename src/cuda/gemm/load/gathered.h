@@ -162,60 +162,6 @@ class GatheredRows : public GatheredRowsBase<Shape> {
   const char* from_[kPasses];  // this thread's 16 bytes of each row, in the next k block
 };
 
-// The same in a kernel with two sources, in which the pointers of both leave too few registers: of a
-// row it keeps the number, half of a pointer, and each copy computes the pointer.
-template <class Shape>
-class GatheredRowsOfTwo : public GatheredRowsBase<Shape> {
-  using Base = GatheredRowsBase<Shape>;
-  using Base::copy_rows, Base::kPasses, Base::kRowsAtOnce, Base::params_, Base::row_;
-
- public:
-  using typename Base::Operand;
-
-  __device__ GatheredRowsOfTwo(const GatherSource& params, int32_t thread) : Base(params, thread) {}
-
-  __device__ void begin(const Tile& tile) {
-    from_ = Base::first();
-    is_whole_ = Base::is_whole(tile);
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const int32_t row = tile.row_begin + row_ + i * kRowsAtOnce;
-      source_row_[i] = row >= tile.row_end
-                           ? kNone
-                           : static_cast<uint32_t>(params_.token ? params_.token[row] : row);
-    }
-  }
-
-  __device__ int32_t whole_blocks() const {
-    return 0;
-  }
-  __device__ void copy_whole(uint32_t shared, int32_t k_block) {
-    copy(shared, k_block);
-  }
-  // Most tiles are whole, and need no predicates.
-  __device__ void copy(uint32_t shared, int32_t k_block) {
-    const char* from = from_;
-    from_ += Operand::kRowBytes;
-    const auto place = [&](int i) {
-      return from + static_cast<uint64_t>(source_row_[i]) * params_.row_bytes;
-    };
-    if (is_whole_ && (k_block + 1) * Operand::kRowBytes <= params_.width_bytes) {
-      copy_rows(shared, place, [](int) { return 16; });
-    } else {
-      const bool inside = Base::has_columns(k_block);
-      copy_rows(shared, place, [&](int i) { return inside && source_row_[i] != kNone ? 16 : 0; });
-    }
-  }
-  __device__ void advance(int32_t /*k_block*/) {}
-
- private:
-  static constexpr uint32_t kNone = 0xffffffff;
-
-  const char* from_;              // this thread's 16 bytes of row 0, in the next k block
-  bool is_whole_;                 // the tile has no rows past the expert's last
-  uint32_t source_row_[kPasses];  // half the registers of pointers: the producer has 40
-};
-
 // Operand A of a weight gradient, whose K dimension is an expert's rows: step r of the sum is row
 // token[r] of the source, or row r if the token list is null. A stage holds BLOCK_K rows by the
 // tile's columns, in chunks of 64 columns. All threads of the producer copy 16 bytes at a time;
