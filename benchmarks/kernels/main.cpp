@@ -43,7 +43,7 @@ struct Options {
   bool configurations = false, gemm = false, routing = false, codes = false, list = false;
   std::string pass = "both", dtype = "case", load = "case", rounding = "case", weights = "plain";
   std::string recipe = "bf16";
-  bool biases = false, dH_over_H = false;
+  bool biases = false, clamped = false, dH_over_H = false;
   int32_t column_blocks = 0, weight_blocks = 0, lora_rank = 0;
   std::vector<std::string> quantized;
   std::vector<double> limits;
@@ -94,6 +94,7 @@ void change(Case& layer, const Options& options) {
   }
   layer.W1_transposed = layer.W2_transposed = options.weights != "plain";
   if (options.weights == "gpt-oss") layer.gate_layout = GateLayout::kInterleaved;
+  if (options.clamped) layer.clamp = 7, layer.alpha = 1.702f, layer.up_shift = 1;
   layer.biases |= options.biases, layer.dH_over_H |= options.dH_over_H;
   if (options.column_blocks > 0) layer.column_blocks = options.column_blocks;
   layer.weight_blocks = options.weight_blocks;
@@ -247,6 +248,7 @@ void add_options(CLI::App& app, Options& options) {
          "d); gpt-oss, the same with gate and up interleaved",
          {"plain", "transposed", "gpt-oss"});
   app.add_flag("--biases", options.biases, "Add biases b1 and b2");
+  app.add_flag("--clamped", options.clamped, "The SwiGLU of gpt-oss, with a clamp and a shift");
   app.add_flag("--dh-over-h,--overwrite-H", options.dH_over_H,
                "Overwrite saved activations in the backward pass (lower peak memory)");
   app.add_option("--column-blocks", options.column_blocks,
