@@ -53,7 +53,8 @@ PROFILED = ["7b-n256", "7b-n1024", "qwen3-235b"]
 LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are split over N processes
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # Step tests of tiles that the cost model does not select for the registry's small cases.
-FORCED_TILES = "*EqualTheCpus/swiglu_cooperative*:*EqualTheCpus/swiglu_p*:*EqualTheCpus/down_*"
+FORCED_TILES = ":".join(f"*EqualTheCpus/{name}*" for name in
+                        ("swiglu_cooperative", "swiglu_p", "down_", "gpt_oss_"))
 # Tests of routers that have no case in the registry.
 ROUTERS = "*InGroups:*GivenIds"
 # Parts of W1 that differ in dtype or layout.
@@ -583,8 +584,8 @@ def kernels(machine, folder):
         *(item(layer, [layer]) for layer in CONFIGS),
         *(item(f"{layer}-zipf", [layer, "--load", "zipf"]) for layer in ("7b-n256", "qwen3-235b")),
         item("7b-n256-one-expert", ["7b-n256", "--load", "one-expert"]),
-        item("gpt-oss-20b-biases", ["gpt-oss-20b", "--biases", "--weights", "gpt-oss"]),
-        item("gpt-oss-20b-biases-alone", ["gpt-oss-20b", "--biases"]),
+        item("gpt-oss-20b-biases", ["gpt-oss-20b", "--biases", "--clamped", "--weights", "gpt-oss"]),
+        item("gpt-oss-20b-biases-alone", ["gpt-oss-20b", "--biases", "--clamped"]),
         # Top-K and token rounding with the same T and K and more and more experts of fewer rows.
         *(item(f"{layer}-{rule}", [layer, "--rounding", rule, "--pass", "forward"])
           for layer in SPARSE for rule in ("none", "nearest")),
