@@ -188,11 +188,16 @@ TEST_P(Tiles, OfTheDownProjectionAreExact) {
   });
 }
 
+const auto kName = [](const auto& test) {
+  switch (test.param) {
+    case Kind::kPlain: return "plain";
+    case Kind::kClamped: return "clamped";
+    default: return "columns";
+  }
+};
+
 INSTANTIATE_TEST_SUITE_P(, Tiles, testing::Values(Kind::kPlain, Kind::kClamped, Kind::kColumns),
-                         [](const auto& instance) {
-                           constexpr const char* kNames[] = {"plain", "clamped", "columns"};
-                           return kNames[static_cast<int>(instance.param)];
-                         });
+                         kName);
 
 }  // namespace
 }  // namespace tilemoe::test
