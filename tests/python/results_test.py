@@ -437,7 +437,7 @@ class Files(unittest.TestCase):
                     self.assertRegex(one.commit, r"\A[0-9a-f]{7,12}\b", one.name)
 
     def test_are_small(self):
-        self.assertLessEqual(bytes_in(results_page.RESULTS), 800_000)
+        self.assertLessEqual(bytes_in(results_page.RESULTS), 850_000)
         self.assertLessEqual(bytes_in(pictures.IMAGES), 250_000)
 
 
