@@ -151,13 +151,13 @@ inline std::vector<StepCase> step_cases(Passes pass) {
     const uint32_t flags = kUnitScale | kBiases | (columns ? kInterleavedColumns : kInterleaved);
     for (const cuda::TileConfiguration& tile :
          cuda::tiles_of({cuda::GemmName::kUpProjection, cuda::ArchName::kSm90, clamped})) {
-      const std::string name = std::string("gpt_oss_") + (columns ? "columns_" : "") +
+      const std::string name = std::string("gpt_oss_") + (columns ? "t_" : "") +
                                std::to_string(tile.block_m) + "x" + std::to_string(tile.block_n) +
                                (tile.cluster > 1 ? "_pairs" : "");
       all.push_back(
           {name, kForward, ragged, 37, 512, 328, 77, flags, kSwiGLU, -1, tile, 1.5f, 1.702f, 1.f});
-      all.push_back({name + "_many_tiles", kForward, many, 1000, 1032, 520, 77, flags, kSwiGLU, -1,
-                     tile, 1.5f, 1.702f, 1.f});
+      all.push_back({name + "_many", kForward, many, 1000, 1032, 520, 77, flags, kSwiGLU, -1, tile,
+                     1.5f, 1.702f, 1.f});
     }
   }
   // Every layout, with every dtype of the gradients, written and added; and again with experts that
@@ -236,14 +236,14 @@ inline std::vector<StepCase> step_cases(Passes pass) {
     const uint32_t flags = kUnitScale | (transposed ? kTransposed : 0u);
     for (const cuda::TileConfiguration& tile :
          cuda::tiles_of({cuda::GemmName::kActivationGradient, cuda::ArchName::kSm90, swiglu})) {
-      const std::string name = std::string(transposed ? "transposed_" : "") +
+      const std::string name = std::string(transposed ? "t_" : "") +
                                (tile.cluster == 1 ? "single" : "cluster") +
                                std::to_string(tile.block_n);
       const bool wide = tile.block_n == 256;
       all.push_back(
           {name, kBackward, ragged, 37, 200, wide ? 248 : 264, 77, flags, kSwiGLU, -1, tile});
-      all.push_back({name + "_many_tiles_dH_over_H", kBackward, many, 1000, 1032, wide ? 760 : 776,
-                     77, flags | kDHOverH, kSwiGLU, -1, tile});
+      all.push_back({name + "_many_dH_over_H", kBackward, many, 1000, 1032, wide ? 760 : 776, 77,
+                     flags | kDHOverH, kSwiGLU, -1, tile});
     }
   }
   for (const Passes either : {kForward, kBackward}) {

@@ -184,14 +184,16 @@ class Problem {
       return;
     }
     const auto score = [&](int64_t row) { return rows_.score.at({row, 0, 0}); };
-    const auto up = [&](int64_t row, int64_t j) { return c.gated() ? H(row, kN + j) : 1; };
+    const auto up = [&](int64_t row, int64_t j) {
+      return c.gated() ? H(row, kN + j) + (c.clamped() ? 1 : 0) : 1;
+    };
     out.wide.expect("dH", row_exists, [&](const Index& i) {
       const int64_t h = column_at(i[1], c.interleaved_columns()), j = h % kN;
       const double dA = score(i[0]) * sum(i[0], j), gate = H(i[0], j);
       if (h >= kN) return dA * relu(gate);
       // The gate of SwiGLU is 0, where the derivative is a half.
       const double slope = c.activation == TILEMOE_SWIGLU ? 0.5 : gate > 0 ? 1 : 0;
-      return dA * (up(i[0], j) + (c.clamped() ? 1 : 0)) * slope;
+      return dA * up(i[0], j) * slope;
     });
     out.A.expect("A'", row_exists, [&](const Index& i) {
       return score(i[0]) * relu(H(i[0], i[1])) * up(i[0], i[1]);
