@@ -2,6 +2,7 @@
 // whole numbers, and the same bits from all tiles.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "cuda/plan.h"
 #include "lora_problem.h"
 #include "simulator/machine/machine.h"
+#include "verify/activation.h"
 
 namespace tilemoe::test {
 namespace {
@@ -30,9 +32,11 @@ std::string name_of(const TileConfiguration& tile) {
          (tile.cluster > 1 ? ", pairs" : "");
 }
 
+// Any of -2, -1, 0, 1, 2.
 double small(const Index& index, int64_t salt) {
-  const int64_t mixed = index[0] * 13 + index[1] * 7 + index[2] * 5 + index[1] * index[2] + salt;
-  return static_cast<double>(mixed % 5 - 2);
+  auto mixed = static_cast<uint64_t>(((salt * 31 + index[0]) * 1009 + index[1]) * 1013 + index[2]);
+  mixed *= 0x9e3779b97f4a7c15;
+  return static_cast<double>((mixed >> 33) % 5) - 2;
 }
 
 PlacedTensor matrix(int64_t rows, int64_t columns) {
@@ -45,8 +49,8 @@ PlacedTensor weights(int64_t rows, int64_t columns, bool transposed) {
 
 enum class Kind {
   kPlain,
-  kClamped,  // gpt-oss' activation
-  kColumns,  // and its weights in transformers: transposed, and interleaved columns
+  kClamped,  // the SwiGLU of gpt-oss
+  kColumns,  // the same, and the weights of transformers: transposed, columns interleaved
 };
 
 // A layer's tensors, and the rows of its experts.
@@ -62,7 +66,7 @@ class Layer {
     offsets_ = upload(begins_), tokens_ = upload(token_);
     X.fill([](const Index& i) { return small(i, 1); });
     A_in.fill([](const Index& i) { return small(i, 2); });
-    W1.fill([](const Index& i) { return small(i, 3); });
+    W1.fill([](const Index& i) { return small(i, 3) / 8; });  // some gates are clamped
     W2.fill([](const Index& i) { return small(i, 4); });
     experts.struct_size = sizeof experts;
     experts.dtype = kDType, experts.E = kE, experts.d = kD, experts.n = kN;
@@ -86,6 +90,16 @@ class Layer {
     return each(2 * kN, kD, [&](const Index& i) {
       return X.at(token_[static_cast<size_t>(i[0])], i[2]) * W1.at({expert_of(i[0]), i[1], i[2]});
     });
+  }
+  // Of gate and up in a row of H, whose sums are given.
+  double A(const std::vector<double>& sums, int64_t row, int64_t column) const {
+    const bool interleaved = experts.gate_layout == TILEMOE_GATE_INTERLEAVED;
+    const double* const H = &sums[static_cast<size_t>(row * 2 * kN)];
+    verify::Case layer;
+    layer.clamp = experts.clamp, layer.alpha = experts.alpha, layer.up_shift = experts.up_shift;
+    return verify::swiglu(layer, H[interleaved ? 2 * column : column],
+                          H[interleaved ? 2 * column + 1 : kN + column])
+        .A;
   }
   std::vector<double> Y() const {
     return each(kD, kN, [&](const Index& i) {
@@ -166,7 +180,15 @@ TEST_P(Tiles, OfTheUpProjectionGiveEqualBits) {
     cuda::backend().steps.up_projection.run(up);
     expect_clean_run();
     const std::vector<uint16_t> bits = bits_of(A, kM * kN);
-    if (expected.empty()) expected = bits;
+    if (expected.empty()) {
+      expected = bits;
+      for (int64_t i = 0; i < kM * kN; ++i) {
+        const double right = layer.A(sums, i / kN, i % kN);
+        ASSERT_NEAR(verify::load(DType::kBFloat16, bits.data(), i), right,
+                    0x1p-7 * std::fabs(right) + 1e-6)
+            << "A at " << i / kN << ", " << i % kN;
+      }
+    }
     EXPECT_EQ(bits, expected);
     EXPECT_EQ(bits_of(alone, kM * kN), expected);
   });
