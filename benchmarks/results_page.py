@@ -405,24 +405,28 @@ def archs():
 
 def copied_bytes_per_s(device):
     """Return the rate of a copy, which the kernels' times on the device are compared with."""
-    lines = Results("kernels").all.values()
-    return 1e9 * statistics.median(one.values["limit_gb_per_s"] for one in lines
-                                   if one.device == device and "limit_gb_per_s" in one.values)
+    rates = [one.values["limit_gb_per_s"] for one in Results("kernels").all.values()
+             if one.device == device and "limit_gb_per_s" in one.values]
+    if not rates:
+        sys.exit(f"results_page.py: error: decode was measured on {device}, but no kernels were; "
+                 "measure both on one GPU")
+    return 1e9 * statistics.median(rates)
 
 
 def decode():
     """Report one forward pass in decode."""
     rows = []
     found = Results("decode").table_of("decode")
+    one = next(iter(found.values()))["tilemoe"]
+    rate = copied_bytes_per_s(one.device)
     for layer, of in found.items():
         ours, eager = of["tilemoe"], of[EAGER]
-        limit = ours.values["weight_bytes"] / copied_bytes_per_s(ours.device) * 1e6
+        limit = ours.values["weight_bytes"] / rate * 1e6
         rows.append([layer.partition("/")[0], ours.values["T"], f"{ours.values['experts']:.1f}",
                      f"{ours.median('forward_us'):.1f}", f"{limit:.1f}",
                      f"{of['tilemoe-sm80'].median('forward_us'):.1f}",
                      f"{ours.values['launches']:.0f}",
                      times_faster(ours, eager, "forward_us")])  # fmt: skip
-    one = next(iter(found.values()))["tilemoe"]
     return section(
         "Decode",
         "Forward without gradients. Limit: the chosen experts' weights at the speed of a copy.",

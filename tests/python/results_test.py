@@ -107,6 +107,28 @@ class Pages(Copied):
                     r"\|  Measured .*commits? \w{7}.*\[`\w+\.jsonl`\]",
                 )
 
+    def test_limit_of_decode_is_the_copy_of_its_gpu(self):
+        def line(name, device="a GPU", **values):
+            return records.Measurement(name, device, {}, "0123456", values)
+
+        read = dict(T=1, experts=8.0, launches=4.0, rounds=7, weight_bytes=3_000_000)
+        records.write(
+            self.folder / "decode.jsonl",
+            [
+                line(f"decode/a/T=1/{peer}", forward_us=[us] * 3, **read)
+                for peer, us in (("tilemoe", 8.0), ("tilemoe-sm80", 9.0), ("torch-grouped_mm", 16.0))
+            ],
+        )
+        copies = [
+            line(f"kernels/a/{i}", device, limit_gb_per_s=rate)
+            for i, (device, rate) in enumerate([("a GPU", 1500.0), ("another", 1.0)])
+        ]
+        records.write(self.folder / "kernels.jsonl", copies)
+        self.assertIn("| a | 1 | 8.0 | 8.0 | 2.0 | 9.0 | 4 | 2.00x |", results_page.decode())
+        records.write(self.folder / "kernels.jsonl", copies[1:])
+        with self.assertRaisesRegex(SystemExit, "decode was measured on a GPU, but no kernels"):
+            results_page.decode()
+
     def test_fp8_is_shown_once_it_is_measured(self):
         has_file = (self.folder / "fp8.jsonl").exists()
         values = lambda forward, backward, saved=100, peak=500: {
