@@ -54,7 +54,7 @@ LONG_TESTS = {"cuda_backward_steps_test": 3}  # programs whose tests are split o
 SANITIZERS = ["memcheck", "racecheck", "synccheck", "initcheck"]
 # Step tests of tiles that the cost model does not select for the registry's small cases.
 FORCED_TILES = ":".join(f"*EqualTheCpus/{name}*" for name in
-                        ("swiglu_cooperative", "swiglu_p", "down_", "gpt_oss_"))
+                        ("swiglu_cooperative", "swiglu_p", "swiglu_t_", "down_", "gpt_oss_"))
 # Tests of routers that have no case in the registry.
 ROUTERS = "*InGroups:*GivenIds"
 # Parts of W1 that differ in dtype or layout.

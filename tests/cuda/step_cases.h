@@ -135,9 +135,8 @@ inline std::vector<StepCase> step_cases(Passes pass) {
       all.push_back({"swiglu" + kind + suffix, kForward, ragged, 37, 512, 328, 77,
                      kUnitScale | flags, kSwiGLU, -1, tile});
     };
-    add("", 0), add("_biases", kBiases), add("_grouped", kBiases | kGrouped),
-        add("_t", kTransposed);
-    add("_inference", kBiases | kWithoutH);
+    add("", 0), add("_biases", kBiases), add("_grouped", kBiases | kGrouped);
+    add("_inference", kBiases | kWithoutH), add("_t", kTransposed);
     all.push_back({std::string("swiglu_many_tiles") + name, kForward, many, 1000, 1032, 520, 77,
                    kUnitScale | kBiases, kSwiGLU, -1, tile});
     for (const auto& [kind, flags] : {std::pair("down", 0u), std::pair("down_t", +kW2Transposed)})
