@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import threading
 from concurrent.futures import wait
 
@@ -32,25 +33,31 @@ def run(command, limit_s, environment, before=lambda: None, ended_by=signal.SIGK
     """Run a program; return its exit status and its output.
 
     After `limit_s` seconds, unless that is None, `ended_by` is sent to the program and its children,
-    and the status is None. A program that ends its own process groups gets SIGTERM.
+    and the status is None. A program that ends its own process groups gets SIGTERM. Children that
+    outlive the program are killed.
     `before()` runs while no thread starts a program: a program that starts inherits, for a moment,
     the files that `before()` has open for writing.
     """
-    with _starting:
-        before()
-        process = subprocess.Popen([str(word) for word in command], env=environment, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   errors="replace", start_new_session=True)
-        _running[process] = ended_by
-    try:
-        said, _ = process.communicate(timeout=limit_s)
-        return process.returncode, said
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, ended_by)
-        said, _ = process.communicate()
-        return None, said
-    finally:
-        _running.pop(process, None)
+    # A file: children that outlive the program would keep a pipe open.
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        with _starting:
+            before()
+            process = subprocess.Popen([str(word) for word in command], env=environment,
+                                       stdout=output, stderr=subprocess.STDOUT,
+                                       start_new_session=True)
+            _running[process] = ended_by
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+            os.killpg(process.pid, ended_by)
+            process.wait()
+        finally:
+            _running.pop(process, None)
+        with contextlib.suppress(ProcessLookupError):  # no child is left
+            os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        return status, output.read()
 
 
 def in_order(futures):

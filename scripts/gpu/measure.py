@@ -17,7 +17,8 @@ sources.
 --side-by-side first measures the parts of one GPU at the same time, each on a GPU of its own, into
 OUT/PART. Also, with CUDA_VISIBLE_DEVICES, commands that share a machine measure on their own GPUs.
 --prepare compiles sonic-moe's kernels and makes the corpora, and measures nothing: the first takes
-five to eight minutes per quack, in the background of other parts. It logs into OUT/prepare.
+five to eight minutes per quack, in the background of other parts. It runs kernels too: give it
+another GPU than parts that measure. It logs into OUT/prepare.
 
 OUT has two files: measured.jsonl, written after each item, and log.txt, what the programs printed,
 for example the tiles that sonic-moe chose. --peers is a folder of packages (pip install --target):

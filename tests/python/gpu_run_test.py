@@ -14,6 +14,7 @@ from processes import has_ended, text_of, until
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ROOT / "scripts" / "gpu" / "run.py"
 sys.path += [str(RUN.parent), str(ROOT / "python" / "tilemoe" / "bench")]
+import groups
 import records
 import several_gpus
 import stages
@@ -434,6 +435,13 @@ class GpuRun(StandIns):
         (self.folder / "programs" / "tilemoe").unlink()
         self.assertIn("does not contain tilemoe; build it first", self.run_stages("test").stderr)
         self.assertIn("got 'nonsense'", self.run_stages("nonsense").stderr)
+
+
+class Groups(unittest.TestCase):
+    def test_ends_children_that_outlive_their_program(self):
+        status, said = groups.run(["sh", "-c", "sleep 50 & echo $!; exit 3"], 20, os.environ)
+        self.assertEqual(status, 3)
+        until(lambda: has_ended(int(said)))
 
 
 if __name__ == "__main__":
