@@ -78,10 +78,12 @@ class Results:
                 and one.values.get("sources") == wanted}
 
     def owned(self, part):
-        """Return the lines of the part's file that the part writes."""
-        found = [one for one in self.lines(part.file) if parts.re.match(part.owns, one.name)]
-        return [one for one in found
-                if one.values.get("item", f"{part.name}/").startswith(f"{part.name}/")]
+        """Return the lines of the part's file that the part wrote, or replaces."""
+        def owns(one):
+            item = one.values.get("item")
+            return item.startswith(f"{part.name}/") if item else bool(parts.re.match(part.owns, one.name))
+
+        return [one for one in self.lines(part.file) if owns(one)]
 
 
 def measuring(names):
@@ -137,8 +139,8 @@ def merge(files, results):
         text, done = state(part, results)
         if done:  # lines that the part no longer measures
             wanted = results.digest(part)
-            old = {one.name for one in results.owned(part) if one.values.get("sources") != wanted}
-            kept = [one for one in results.lines(part.file) if one.name not in old]
+            old = [one for one in results.owned(part) if one.values.get("sources") != wanted]
+            kept = [one for one in results.lines(part.file) if one not in old]
             records.write(results.folder / f"{part.file}.jsonl", kept)
             text += f"; {len(old)} older lines were removed" if old else ""
         devices = {one.device for one in results.owned(part) if "item" in one.values}

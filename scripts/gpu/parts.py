@@ -38,7 +38,10 @@ RANKS = (*BENCH, "python/tilemoe/distributed/*.py", "benchmarks/expert_parallel.
 TRAINING = (*TORCH, "examples/pretrain/*.py")
 RECIPES = (*TRAINING, "examples/pretrain/recipes.json")
 JAX = (*KERNELS, "bindings/jax/*.cpp", "bindings/jax/*.h", "python/tilemoe/jax/*.py")
-TESTS = (*RANKS, "tests/torch/*.py", "tests/cuda/*")
+TESTS = (*KERNELS, "tests/*.h", "tests/cuda/*")
+TORCH_TESTS = (*RANKS, "tests/torch/*.py")
+WORKERS = (*TORCH_TESTS, "!tests/torch/*_test.py", "tests/torch/peak_memory_test.py")
+RANK_TESTS = (*WORKERS, "scripts/gpu/pretrain_two_gpus.py", "examples/pretrain/*.py")
 
 README_LAYERS = ["qwen3-235b", "gpt-oss-20b", "30b-n256", "olmoe", "qwen3-next", "kimi-linear"]
 OTHER_LAYERS = ["7b-n256", "7b-n1024", "wide", "few-rows", "off-tiles"]
@@ -60,7 +63,7 @@ TRAININGS = {True: [("tilemoe", "none", 7), *OTHER_TRAININGS],
              False: [("tilemoe", "none", 8), *OTHER_TRAININGS]}
 
 
-# Lines that stay when a part is measured again: examples/pretrain/results.md quotes trainings.
+# Lines without an item stay when a part is measured again: examples/pretrain/results.md quotes them.
 KEPT = r"(?!)"
 
 
@@ -106,9 +109,18 @@ def _without_python_comments(text):
     return "".join(lines)
 
 
+def matching(patterns, root=ROOT):
+    """Return the files that match the patterns; "!pattern" takes files away that precede it."""
+    files = set()
+    for pattern in patterns:
+        found = {path for path in root.glob(pattern.removeprefix("!")) if path.is_file()}
+        files = files - found if pattern.startswith("!") else files | found
+    return files
+
+
 def digest(patterns, root=ROOT):
     """Return a hash of the files that match the patterns; comments do not count."""
-    files = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
+    files = matching(patterns, root)
     named = {path.relative_to(root).as_posix(): path for path in files}
     sha = hashlib.sha256()
     for name, path in sorted(named.items()):
@@ -364,8 +376,8 @@ def fp8(machine, folder):
             if item.name in (*stages.FP8_LAYERS, "kernels")]
 
 
-def tests(stage, seconds, gpus=1):
-    return Part(stage, "gpu_tests", seconds, TESTS, in_order(stage), rf"^{stage}/", gpus=gpus,
+def tests(stage, seconds, sources=TESTS, gpus=1):
+    return Part(stage, "gpu_tests", seconds, sources, in_order(stage), rf"^{stage}/", gpus=gpus,
                 keeps_status=True)
 
 
@@ -399,8 +411,10 @@ PARTS = {part.name: part for part in (
     Part("parallel", "expert_parallel", 250, RANKS, in_order("parallel"), r"^expert-parallel/",
          gpus=2),
     Part("fsdp", "pretrain", 240, TRAINING, in_order("fsdp"), KEPT, gpus=2),
-    tests("ranks", 420, gpus=2), tests("two-gpus", 180, gpus=2),
-    tests("test", 240), tests("torch", 400), tests("sizes", 120), tests("one-gpu-ranks", 130),
+    tests("ranks", 420, RANK_TESTS, gpus=2),
+    tests("two-gpus", 180, (*RANK_TESTS, "tests/torch/cuda_two_devices_test.py", *TESTS), gpus=2),
+    tests("test", 240), tests("torch", 400, TORCH_TESTS), tests("sizes", 120, WORKERS),
+    tests("one-gpu-ranks", 130, WORKERS),
     tests("repeat", 60), tests("ptx", 60), tests("huge", 140),
     *(tests(f"sanitize-{i}", 240) for i in range(1, 5)),
 )}  # fmt: skip

@@ -1,6 +1,8 @@
 """scripts/gpu/measure.py on stand-ins for the GPU and the programs: what it measures, skips, resumes
 and merges. Without torch."""
 
+import contextlib
+import io
 import os
 import pathlib
 import shutil
@@ -22,6 +24,7 @@ sys.path += [str(MEASURE.parent), str(ROOT / "python" / "tilemoe" / "bench")]
 import measure
 import parts
 import records
+import rehash
 import stages
 
 # Installs wheels; the tests of run.py use pip itself, which takes three seconds.
@@ -302,10 +305,59 @@ class Sources(unittest.TestCase):
         (folder / "src/cuda/a.cu").write_text("int y;\n")
         self.assertNotEqual(parts.digest(patterns, folder), first)
 
+    def test_an_exclamation_mark_leaves_files_out(self):
+        folder = temporary(self)
+        for name in ("a.py", "a_test.py", "b_test.py"):
+            (folder / name).touch()
+        names = lambda *patterns: {path.name for path in parts.matching(patterns, folder)}
+        self.assertEqual(names("*.py", "!*_test.py"), {"a.py"})
+        self.assertEqual(names("*.py", "!*_test.py", "b_test.py"), {"a.py", "b_test.py"})
+        self.assertEqual(names("!*_test.py", "*.py"), {"a.py", "a_test.py", "b_test.py"})
+
+    def test_results_stay_current_when_patterns_change(self):
+        line = lambda item, sources: records.Measurement(item, "a GPU", {}, "0123456", {
+            "item": item, "sources": sources})  # fmt: skip
+        lines = [line("a/one", "old"), line("a/two", "older"), line("b/one", "old"), line("c/one", "old"),
+                 records.Measurement("no item", "a GPU", {}, "0123456", {})]
+        found, counts = rehash.rehashed(lines, {"a": "old", "b": "old", "c": "old"},
+                                        {"a": "new", "c": "old"})
+        self.assertEqual([one.values.get("sources") for one in found],
+                         ["new", "older", "old", "old", None])
+        self.assertEqual([one.name for one in found], [one.name for one in lines])
+        self.assertEqual(counts, {"a": 1})
+
+    def test_rehash_compares_checkouts(self):
+        folder, results = temporary(self), temporary(self)
+        for name in ("scripts", "python/tilemoe/bench", "examples/pretrain", "include", "src",
+                     "benchmarks/kernels"):  # fmt: skip
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        there = folder / "scripts" / "gpu" / "parts.py"
+        there.write_text(there.read_text().replace('STEPS = (*KERNELS, "benchmarks/kernels/*")',
+                                                   "STEPS = KERNELS"))
+        old = parts.digest(parts.KERNELS)
+        new = parts.digest(parts.PARTS["kernels"].sources)
+        self.assertNotEqual(old, new)
+        records.write(results / "kernels.jsonl", [records.Measurement("x", "a GPU", {}, "0123456", {
+            "item": "kernels/olmoe", "sources": old})])  # fmt: skip
+
+        def hash_after():
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                rehash.main(folder, results)
+            return records.read(results / "kernels.jsonl")[0].values["sources"], said.getvalue()
+
+        (folder / "src" / "more.cpp").write_text("int more;")
+        found, said = hash_after()
+        self.assertEqual(found, old)
+        self.assertIn("kernels: its files have changed\n", said)
+        (folder / "src" / "more.cpp").unlink()
+        found, said = hash_after()
+        self.assertEqual(found, new)
+        self.assertIn("kernels: 1 lines\n", said)
+
     def test_every_pattern_names_files(self):
         for part in parts.PARTS.values():
             for pattern in part.sources:
-                self.assertTrue(any(ROOT.glob(pattern)), pattern)
+                self.assertTrue(any(ROOT.glob(pattern.removeprefix("!"))), pattern)
 
 
 class Spread(unittest.TestCase):
