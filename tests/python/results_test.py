@@ -357,13 +357,16 @@ class Measured(Copied):
         with self.assertRaisesRegex(SystemExit, "svg differs"):
             pictures.main(["--check"])
 
-    def test_a_training_measured_again_replaces_older_ones(self):
-        older = results_page.best_of(("NVIDIA H200", 40, 4, 1))["tilemoe"]
-        self.add("pretrain", "pretrain-study/7B-40-tilemoe-half-4-x1-p4", device="NVIDIA H200",
-                 **older.values | {"tokens_per_s_and_process": 1e4, "item": "fsdp/x"})  # fmt: skip
-        found = results_page.best_of(("NVIDIA H200", 40, 4, 1))
-        self.assertEqual(found["tilemoe"].median("tokens_per_s_and_process"), 1e4)
-        self.assertNotIn("grouped_mm", found)
+    def test_a_training_without_an_item_is_not_shown(self):
+        before = results_page.training_speed()
+        self.training("tilemoe", 8, 50_000, item=None)
+        path = self.folder / "pretrain.jsonl"
+        *others, added = records.read(path)
+        del added.values["item"]
+        records.write(path, [*others, added])
+        self.assertEqual(results_page.training_speed(), before)
+        self.training("tilemoe", 8, 50_000)
+        self.assertIn("| TileMoE, 16 layers | 8 |", results_page.training_speed())
 
     def test_trainings_on_several_gpus_alone_leave_the_picture(self):
         before = pictures.speed("dark")
