@@ -1,7 +1,7 @@
 """Choose between the recipes "bf16" and "fp8" by an estimate of both times: `choose_recipe`.
 
-The rates are fitted to eight layers on one H100. They are public, so that a measurement of another
-host can replace them.
+The rates are fitted to eight layers on one H100 (benchmarks/results/fitted.jsonl). They are public,
+so that a measurement of another host can replace them.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ RECIPES = (*TRAINING, "examples/pretrain/recipes.json")
 JAX = (*KERNELS, "bindings/jax/*.cpp", "bindings/jax/*.h", "python/tilemoe/jax/*.py")
 TESTS = (*KERNELS, "tests/*.h", "tests/cuda/*")
 TORCH_TESTS = (*RANKS, "tests/torch/*.py")
+# The programs next to the package's tests, and the test that one of them imports.
 WORKERS = (*TORCH_TESTS, "!tests/torch/*_test.py", "tests/torch/peak_memory_test.py")
 RANK_TESTS = (*WORKERS, "scripts/gpu/pretrain_two_gpus.py", "examples/pretrain/*.py")
 
@@ -110,7 +111,7 @@ def _without_python_comments(text):
 
 
 def matching(patterns, root=ROOT):
-    """Return the files that match the patterns; "!pattern" takes files away that precede it."""
+    """Return the files that match the patterns; "!pattern" removes files of earlier patterns."""
     files = set()
     for pattern in patterns:
         found = {path for path in root.glob(pattern.removeprefix("!")) if path.is_file()}
@@ -120,8 +121,7 @@ def matching(patterns, root=ROOT):
 
 def digest(patterns, root=ROOT):
     """Return a hash of the files that match the patterns; comments do not count."""
-    files = matching(patterns, root)
-    named = {path.relative_to(root).as_posix(): path for path in files}
+    named = {path.relative_to(root).as_posix(): path for path in matching(patterns, root)}
     sha = hashlib.sha256()
     for name, path in sorted(named.items()):
         if not name.startswith(NOT_ON_GPUS):

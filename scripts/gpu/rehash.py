@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Keep results current after a change of what their hash is of, in parts.py.
+"""Keep results current after a change of the file patterns in parts.py.
 
   git worktree add ../before COMMIT
   scripts/gpu/rehash.py ../before    # a checkout of a commit before the change
@@ -42,12 +42,12 @@ def main(checkout, results=RESULTS):
     checkout = pathlib.Path(checkout).resolve()
     said = subprocess.run([sys.executable, "-c", DIGESTS], cwd=checkout / "scripts" / "gpu",
                           check=True, capture_output=True, text=True).stdout
-    of = functools.cache(digest)
+    before, of = json.loads(said), functools.cache(digest)
     after = {name: of(part.sources) for name, part in PARTS.items()
              if of(part.sources) == of(part.sources, checkout)}
     files = {results / f"{part.file}.jsonl" for part in PARTS.values()}
     for file in sorted(file for file in files if file.exists()):
-        lines, counts = rehashed(records.read(file), json.loads(said), after)
+        lines, counts = rehashed(records.read(file), before, after)
         if counts:
             records.write(file, lines)
         for part, count in counts.items():

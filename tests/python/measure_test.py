@@ -282,6 +282,18 @@ def temporary(test):
     return pathlib.Path(folder.name)
 
 
+def with_imports(programs):
+    """Return the programs, and the files of their folder that they import."""
+    found, left = set(), set(programs)
+    while left:
+        file = left.pop()
+        found.add(file)
+        names = parts.re.findall(r"^(?:from|import) (\w+)", file.read_text(), parts.re.M)
+        imported = {file.with_name(f"{name}.py") for name in names}
+        left |= {one for one in imported if one.exists()} - found
+    return found
+
+
 class Sources(unittest.TestCase):
     def test_comments_do_not_count(self):
         code = lambda name, text: parts.without_comments(name, text)
@@ -353,6 +365,15 @@ class Sources(unittest.TestCase):
         found, said = hash_after()
         self.assertEqual(found, new)
         self.assertIn("kernels: 1 lines\n", said)
+
+    def test_a_hash_is_of_all_that_a_program_imports(self):
+        for name in ("sizes", "one-gpu-ranks", "ranks", "two-gpus"):
+            part = parts.PARTS[name]
+            items = part.items(parts.supposed(part), ROOT / "build" / "absent")
+            words = {pathlib.Path(str(word)) for item in items for word in item.command}
+            programs = {word for word in words if word.suffix == ".py" and stages.TESTS in word.parents}
+            self.assertTrue(programs, name)
+            self.assertLessEqual(with_imports(programs), parts.matching(part.sources), name)
 
     def test_every_pattern_names_files(self):
         for part in parts.PARTS.values():
@@ -518,6 +539,21 @@ class Parts(unittest.TestCase):
             self.assertEqual(measure.state(part, results), ("current", True))
             records.write(folder / "pretrain.jsonl", lines[2:])
             self.assertFalse(measure.state(part, results)[1])
+
+    def test_trainings_that_are_no_longer_measured_are_removed(self):
+        part, folder = parts.PARTS["training"], temporary(self)
+        results = measure.Results(folder)
+        line = lambda name, **values: records.Measurement(name, "a GPU", {}, "0123456", values)
+        new = [line(name, item=f"training/{name}", sources=results.digest(part))
+               for name in parts.names_of(part)[0][1:]]
+        kept = [line("no item"), line("of another part", item="fsdp/x", sources="0")]
+        records.write(folder / "pretrain.jsonl", [*kept, line("old", item="training/old", sources="0")])
+        records.write(folder / "measured.jsonl", new)
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            measure.merge([folder / "measured.jsonl"], results)
+        self.assertIn("training: current; 1 older lines were removed", said.getvalue())
+        found = {one.name for one in records.read(folder / "pretrain.jsonl")}
+        self.assertEqual(found, {one.name for one in [*kept, *new]})
 
     def test_recipes_are_trained_by_seeds(self):
         part = parts.PARTS["recipes"]

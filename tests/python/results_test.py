@@ -17,8 +17,8 @@ import results_page  # noqa: E402
 from results_page import records  # noqa: E402
 
 FILES = sorted(results_page.RESULTS.iterdir())
-# Files that no table shows: a decision links to this one.
-UNSHOWN = {"orders.jsonl"}
+# Files that no table shows: a decision links to the first, and rates are fitted to the second.
+UNSHOWN = {"orders.jsonl", "fitted.jsonl"}
 # By these a table chooses its rows.
 CHOSEN_BY = {"layers", "processes"}
 

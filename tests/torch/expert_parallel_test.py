@@ -164,12 +164,14 @@ def test_the_model_of_pulling(monkeypatch):
         plan(**given, dispatch="pull", chunks=2)
 
 
-def test_the_model_chooses_what_was_fast_on_gpus():
-    file = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "expert_parallel.jsonl"
-    layers = {}
-    for one in records.read(file):
-        layer, way = one.name.split("/", 1)[1].rsplit("/", 1)
-        layers.setdefault(layer, {})[way] = one
+@pytest.mark.parametrize("file", ["fitted", "expert_parallel"])
+def test_the_model_chooses_what_was_fast_on_gpus(file):
+    results, layers = pathlib.Path(__file__).parents[2] / "benchmarks" / "results", {}
+    for one in records.read(results / f"{file}.jsonl"):
+        part, layer = one.name.split("/", 1)
+        if part == "expert-parallel":
+            layer, way = layer.rsplit("/", 1)
+            layers.setdefault(layer, {})[way] = one
     for layer, ways in layers.items():
         of = ways["serial"].values
         best = cost.best_chunks(*(of[letter] for letter in "TdnEK"), of["ranks"], 2)

@@ -330,13 +330,11 @@ def test_auto_chooses_fp8(monkeypatch):
 
 
 @pytest.mark.cpu
+@pytest.mark.parametrize("file, limit", [("fitted", 0.06), ("fp8", 0.11)])  # of an H100 and an H200
 @pytest.mark.parametrize("calls, fp8", [(10**6, "tilemoe-recipe-fp8"), (1, "tilemoe-recipe-fp8-each")])
-def test_choices_on_measured_layers(calls, fp8):
-    """The estimate is near the measurement, and no choice is over 1 % slower than bfloat16.
-
-    The rates are fitted to an H100, on which the estimates are within 0.06.
-    """
-    lines = (RESULTS / "fp8.jsonl").read_text().splitlines()
+def test_choices_on_measured_layers(calls, fp8, file, limit):
+    """The estimate is near the measurement, and no choice is over 1 % slower than bfloat16."""
+    lines = (RESULTS / f"{file}.jsonl").read_text().splitlines()
     values = {one["name"]: one["values"] for one in map(json.loads, lines)}
     layers = {name.split("/")[1] for name in values if name.startswith("bench/")}
     assert len(layers) == 8
@@ -346,7 +344,7 @@ def test_choices_on_measured_layers(calls, fp8):
         choice = tilemoe.choose_recipe(**sizes, **HOPPER, gate_layout="split", calls_per_step=calls)
         time = {impl: values[f"bench/{layer}/{impl}"]["total_ms"][1] for impl in ("tilemoe", fp8)}
         gain = time["tilemoe"] / time[fp8]
-        assert abs(choice.bf16_ms / choice.fp8_ms - gain) < 0.11, layer
+        assert abs(choice.bf16_ms / choice.fp8_ms - gain) < limit, layer
         assert choice.recipe == "bf16" or gain > 0.99, layer
 
 

@@ -42,9 +42,8 @@ class Rates(NamedTuple):
     """Rates of the GPUs of a host.
 
     The defaults are from NCCL on four H100 of one host (all-gathers and all-to-alls of 32768 rows
-    of 4096 bfloat16) and from layers on two and four of them
-    (benchmarks/results/expert_parallel.jsonl). benchmarks/expert_parallel.py measures the rates of
-    another host.
+    of 4096 bfloat16) and from layers on two and four of them (benchmarks/results/fitted.jsonl).
+    benchmarks/expert_parallel.py measures the rates of another host.
     """
 
     gather_gb_per_s: float = 324.0  # leave a GPU; 1 GB is 1e9 bytes
