@@ -57,7 +57,7 @@ MEMORY_WAYS = ["tilemoe-keeps-h", "tilemoe-small-peak", "torch-grouped_mm"]
 # (experts, recomputation, sequences) of trainings on one GPU. The whole 7B model fits 120 GB or
 # more; below, as many layers as fit with every implementation. sonic-moe is last: the first time it
 # tunes for minutes, and what it has tuned stays in the cache for the next call.
-LARGE_GIB, SHORT_LAYERS = 120, 16
+SHORT_LAYERS = 16
 OTHER_TRAININGS = [("scattermoe", "blocks", 16), ("grouped_mm", "blocks", 16),
                    ("sonic-moe", "half", 8)]
 TRAININGS = {True: [("tilemoe", "none", 7), *OTHER_TRAININGS],
@@ -231,7 +231,7 @@ def rounding(machine, folder):
 
 def training(machine, folder):
     """Train the 7B model on one GPU with each implementation of the experts."""
-    whole = min(machine.gpus, default=0) >= LARGE_GIB * 1024
+    whole = several_gpus.is_large(machine)
     corpus = folder / "corpus"
 
     def item(experts, recompute, batch):

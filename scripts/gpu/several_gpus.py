@@ -21,13 +21,21 @@ WAYS = ["own", "lossless", "lossless@4", "serial", "serial@4", "chunks-auto", "p
 EXAMPLE = ROOT / "examples" / "pretrain"
 TEXT = ("docs", "include", "src", "python", "tests")  # of the corpus
 SHORT = 16  # layers of the 7B model that fit one GPU of 80 GB
-# Micro-batches that fit 80 GB, in sequences per GPU; SHARED_BATCH: on 2 GPUs.
-SHORT_BATCH, BATCH, SHARED_BATCH = 4, 3, 2
+# Micro-batches in sequences per GPU: of the layers that fit one GPU; and of the whole model, with
+# FSDP-2 and with shared experts, on 2 GPUs and on more, that fit 80 GB, and LARGE_GIB or more.
+SHORT_BATCH = 4
+LARGE_GIB = 120
+BATCHES = {False: {"fsdp": (3, 3), "shared": (2, 3)}, True: {"fsdp": (11, 14), "shared": (7, 8)}}
 
 
 def numbers_of_gpus(machine):
     """Return 2, 4, 8 and so on, as many as the machine has."""
     return [count for count in (2, 4, 8) if count <= len(machine.gpus)] or [2]
+
+
+def is_large(machine):
+    """Return whether each GPU has LARGE_GIB or more."""
+    return min(machine.gpus, default=0) >= LARGE_GIB * 1024
 
 
 def item_of(machine, name, arguments, limit_s, report, gpus=2):
@@ -100,13 +108,16 @@ def fsdp(machine, folder):
                  "--implementations", "tilemoe", *more]
         return item_of(machine, name, words, 200, lambda _: trained(file), gpus=processes)
 
+    def batch(sharding, processes):
+        return BATCHES[is_large(machine)][sharding][processes > 2]
+
     counts = numbers_of_gpus(machine)
     return [
         *corpus_items(machine, corpus),
-        *(item(f"7b-{count}-gpus", count, BATCH, ["--compile"]) for count in counts),
+        *(item(f"7b-{count}-gpus", count, batch("fsdp", count), ["--compile"]) for count in counts),
         # Not compiled, as --expert-parallel requires.
         item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1],
-             BATCH if counts[-1] > 2 else SHARED_BATCH, ["--expert-parallel", "2"]),
+             batch("shared", counts[-1]), ["--expert-parallel", "2"]),
         *(item(f"{SHORT}-layers-{count}-gpus", count, SHORT_BATCH,
                ["--compile", "--layers", str(SHORT)]) for count in (1, *counts)),
     ]

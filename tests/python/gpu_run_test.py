@@ -378,14 +378,14 @@ class GpuRun(StandIns):
                                          "check-reduced-sm80", "token-routers", "weight-layouts",
                                          "weight-layouts-sm80"])
 
-    def of_several(self, gpus):
+    def of_several(self, gpus, mib=81559):
         """{stage: items} of a machine with this number of GPUs."""
         (self.folder / "here").mkdir(exist_ok=True)
         (self.folder / "here" / "torch.py").touch()
         sys.path.insert(0, str(self.folder / "here"))  # only to be found
         self.addCleanup(sys.path.remove, str(self.folder / "here"))
         machine = stages.Machine(self.folder / "programs", wheel=self.folder / "some.whl")
-        machine.gpus = [81559] * gpus
+        machine.gpus = [mib] * gpus
         return {name: stage(machine, self.folder) for name, stage in several_gpus.STAGES.items()}
 
     def test_stages_of_several_gpus_use_all_of_them(self):
@@ -404,6 +404,18 @@ class GpuRun(StandIns):
             pull = of["ranks"][0]
             self.assertEqual(after(pull, "--links"), "nccl")
             self.assertEqual(after(pull, "--world"), min(worlds[-1], "4"))
+
+    def test_micro_batches_depend_on_the_memory_of_a_gpu(self):
+        after = lambda item, word: int(item.command[item.command.index(word) + 1])
+        for mib, fsdp, shared in ((81559, (3, 3), (2, 3)), (143771, (11, 14), (7, 8))):
+            for more, gpus in enumerate((2, 4)):
+                of = {item.name: item for item in self.of_several(gpus, mib)["fsdp"]}
+                found = after(of[f"7b-{gpus}-gpus"], "--micro-batches")
+                self.assertEqual(found, fsdp[more])
+                found = after(of[f"7b-{gpus}-gpus-shared-experts"], "--micro-batches")
+                self.assertEqual(found, shared[more])
+                for count in (1, 2):
+                    self.assertEqual(after(of[f"16-layers-{count}-gpus"], "--micro-batches"), 4)
 
     def test_stages_of_several_gpus_say_that_one_is_not_enough(self):
         for name, items in self.of_several(1).items():
