@@ -564,9 +564,10 @@ NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterM
 def scaling(one):
     """Return the cell of a training's speed per GPU, divided by that on the fewest GPUs.
 
-    Both are measure.py's, of equal micro-batches. The cell is empty if no fewer GPUs were measured.
+    Both are measure.py's, of equal micro-batches, and both compiled or not. The cell is empty if no
+    fewer GPUs were measured.
     """
-    same = ("experts", "layers", "recompute", "micro_batch")
+    same = ("experts", "layers", "recompute", "micro_batch", "compile")
     alike = [other for _, other in trainings()
              if other.device == one.device and "item" in other.values and "item" in one.values
              and all(other.values[key] == one.values[key] for key in same)
@@ -614,7 +615,7 @@ def training_speed():
     return section(
         "Training speed",
         "A 7B model with 40 MoE layers, on one GPU at each implementation's fastest measured setting, on several "
-        "within 80 GB ([more](../examples/pretrain/results.md)).",
+        "at one setting ([more](../examples/pretrain/results.md)).",
         *tables,
     )
 
