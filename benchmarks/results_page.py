@@ -313,9 +313,12 @@ def recipes():
     lines = paired.named(Results("recipes").all.values(), "recipes")
     one = next(iter(lines.values()))
     tokens = one.values["steps"] * one.values["tokens_of_step"] / 1e6
+    halves = [paired.loss_off(runs)[1] for runs in paired.pairs(lines, study["base"]).values()]
+    few = any(half is None or half > study["limit"] for half in halves)
     return section(
         "Loss with FP8",
-        f"After {tokens:.0f}M tokens, compared with bfloat16; `{study['null']}`: other rounding errors alone.",
+        f"After {tokens:.0f}M tokens, compared with bfloat16; `{study['null']}`: other rounding errors alone."
+        + " Too few seeds for the limit." * few,
         table("model | method | seeds | validation loss, % | 95 % interval | upper end above that of "
               f"`{study['null']}` | limit of {study['limit']:g} %", paired.against_null(lines, study)),
         source("recipes", *lines.values()),
@@ -614,8 +617,8 @@ def training_speed():
         tables += [table(header, rows), paragraph(said)]
     return section(
         "Training speed",
-        "A 7B model with 40 MoE layers, on one GPU at each implementation's fastest measured setting, on several "
-        "at one setting ([more](../examples/pretrain/results.md)).",
+        "A 7B model with 40 MoE layers, on one GPU at each implementation's fastest measured setting "
+        "([more](../examples/pretrain/results.md)).",
         *tables,
     )
 

@@ -195,6 +195,7 @@ class Pages(Copied):
         self.assertIn("| S3 | `grouped_mm` | 3 | +0.10 ± 0.00 | [+0.10, +0.10] |  |  |", text)
         self.assertIn("| S3 | `fp8` | 3 | +0.40 ± 0.00 | [+0.40, +0.40] | +0.30 | met |", text)
         self.assertIn("After 60M tokens", said)
+        self.assertNotIn("Too few seeds", said)
         self.assertIn("| upper end above that of `grouped_mm` | limit of 0.5 % |", text)
         self.assertRegex(said, r"Measured on .*commits abcdef0, defdef0\).*: \[`recipes.jsonl`\]")
         self.assertEqual(results_page.recipes in results_page.SECTIONS, has_file)
@@ -202,6 +203,11 @@ class Pages(Copied):
             results_page, "SECTIONS", {*results_page.SECTIONS, results_page.recipes}
         ):
             self.test_has_few_words_that_nothing_generates()
+        lines[-1].values["loss"] *= 1.01  # of FP8: its interval becomes wider than the limit
+        records.write(self.folder / "recipes.jsonl", lines)
+        self.assertIn("errors alone. Too few seeds for the limit.\n", results_page.recipes())
+        records.write(self.folder / "recipes.jsonl", [one for one in lines if "-s0" in one.name])
+        self.assertIn("Too few seeds", results_page.recipes())  # no interval
 
     def test_readme_has_the_table(self):
         text = "a\n<!-- results -->\nold\n<!-- /results -->\nb\n"
