@@ -567,12 +567,12 @@ NAMES = {"tilemoe": "TileMoE", "sonic-moe": "sonic-moe", "scattermoe": "ScatterM
 def scaling(one):
     """Return the cell of a training's speed per GPU, divided by that on the fewest GPUs.
 
-    Both are measure.py's, of equal micro-batches, and both compiled or not. The cell is empty if no
-    fewer GPUs were measured.
+    Both have equal micro-batches, and both are compiled or neither is. The cell is empty if no fewer
+    GPUs were measured.
     """
     same = ("experts", "layers", "recompute", "micro_batch", "compile")
     alike = [other for _, other in trainings()
-             if other.device == one.device and "item" in other.values and "item" in one.values
+             if other.device == one.device
              and all(other.values[key] == one.values[key] for key in same)
              and other.values.get("expert_parallel", 1) == 1]  # fmt: skip
     fewest = min(alike, key=lambda other: other.values["processes"], default=one)

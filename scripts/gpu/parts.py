@@ -57,7 +57,6 @@ MEMORY_WAYS = ["tilemoe-keeps-h", "tilemoe-small-peak", "torch-grouped_mm"]
 # (experts, recomputation, sequences) of trainings on one GPU. The whole 7B model fits 120 GB or
 # more; below, as many layers as fit with every implementation. sonic-moe is last: the first time it
 # tunes for minutes, and what it has tuned stays in the cache for the next call.
-SHORT_LAYERS = 16
 OTHER_TRAININGS = [("scattermoe", "blocks", 16), ("grouped_mm", "blocks", 16),
                    ("sonic-moe", "half", 8)]
 TRAININGS = {True: [("tilemoe", "none", 7), *OTHER_TRAININGS],
@@ -241,7 +240,7 @@ def training(machine, folder):
                  "--compile", "--micro-batches", str(batch), "--recompute", recompute, "--rounds",
                  "1", "--warmup-steps", "4", "--measured-steps", "8", "--profile", "1",
                  "--implementations", experts]
-        words += [] if whole else ["--layers", str(SHORT_LAYERS)]
+        words += [] if whole else ["--layers", str(several_gpus.SHORT)]
         limit_s = 500 if experts == "sonic-moe" else 150  # it may have to compile
         made = machine.torch_item(name, words, limit_s, lambda _: several_gpus.trained(file))
         if experts in ("sonic-moe", "scattermoe"):

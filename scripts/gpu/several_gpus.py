@@ -21,11 +21,11 @@ WAYS = ["own", "lossless", "lossless@4", "serial", "serial@4", "chunks-auto", "p
 EXAMPLE = ROOT / "examples" / "pretrain"
 TEXT = ("docs", "include", "src", "python", "tests")  # of the corpus
 SHORT = 16  # layers of the 7B model that fit one GPU of 80 GB
-# Micro-batches in sequences per GPU: of the layers that fit one GPU; and of the whole model, with
-# FSDP-2 and with shared experts, on 2 GPUs and on more, that fit 80 GB, and LARGE_GIB or more.
-SHORT_BATCH = 4
+SHORT_BATCH = 4  # micro-batch of these layers, in sequences per GPU
 LARGE_GIB = 120
-BATCHES = {False: {"fsdp": (3, 3), "shared": (2, 3)}, True: {"fsdp": (11, 14), "shared": (7, 8)}}
+# Micro-batches of the whole model, on two GPUs and on more; key: whether the GPUs are large.
+BATCHES = {False: (3, 3), True: (11, 14)}
+SHARED_BATCHES = {False: (2, 3), True: (7, 8)}  # with shared experts
 
 
 def numbers_of_gpus(machine):
@@ -108,16 +108,16 @@ def fsdp(machine, folder):
                  "--implementations", "tilemoe", *more]
         return item_of(machine, name, words, 200, lambda _: trained(file), gpus=processes)
 
-    def batch(sharding, processes):
-        return BATCHES[is_large(machine)][sharding][processes > 2]
+    def batch(batches, processes):
+        return batches[is_large(machine)][processes > 2]
 
     counts = numbers_of_gpus(machine)
     return [
         *corpus_items(machine, corpus),
-        *(item(f"7b-{count}-gpus", count, batch("fsdp", count), ["--compile"]) for count in counts),
+        *(item(f"7b-{count}-gpus", count, batch(BATCHES, count), ["--compile"]) for count in counts),
         # Not compiled, as --expert-parallel requires.
         item(f"7b-{counts[-1]}-gpus-shared-experts", counts[-1],
-             batch("shared", counts[-1]), ["--expert-parallel", "2"]),
+             batch(SHARED_BATCHES, counts[-1]), ["--expert-parallel", "2"]),
         *(item(f"{SHORT}-layers-{count}-gpus", count, SHORT_BATCH,
                ["--compile", "--layers", str(SHORT)]) for count in (1, *counts)),
     ]

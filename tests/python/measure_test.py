@@ -526,6 +526,8 @@ class Parts(unittest.TestCase):
         machine = parts.supposed(part)
         layers = lambda: ["--layers" in item.command for item in part.items(machine, ROOT)[1:]]
         self.assertEqual(layers(), [True] * 4)
+        for item in part.items(machine, ROOT)[1:]:
+            self.assertEqual(item.command[item.command.index("--layers") + 1], "16")
         machine.gpus = [143771]
         self.assertEqual(layers(), [False] * 4)
 

@@ -344,6 +344,7 @@ class Measured(Copied):
         self.training("tilemoe", 4, 18_000, layers=40)
         self.training("tilemoe", 2, 19_000, layers=40, expert_parallel=2)
         self.training("tilemoe", 4, 17_000, layers=40, expert_parallel=2, compile=False)
+        self.training("tilemoe", 1, 60_000, layers=40, device="another GPU")
         shown = results_page.training_speed()
         self.assertIn(before.partition("| TileMoE")[2].partition("Measured")[0], shown)
         for row in (
